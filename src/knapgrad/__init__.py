@@ -1,0 +1,24 @@
+"""Differentiable knapsack and top-k selection, by smoothed dynamic programming.
+
+A constraint, a regularizer and an operation::
+
+    kg.relax(theta, kg.Knapsack(weights, capacity), kg.Gini(0.5))
+
+NumPy arrays and torch tensors go in and come out. Layers, losses and a distribution for torch are in :mod:`knapgrad.torch`.
+"""
+
+from knapgrad.constraints import Knapsack as Knapsack
+from knapgrad.constraints import TopK as TopK
+from knapgrad.ops import divergence as divergence
+from knapgrad.ops import entropy as entropy
+from knapgrad.ops import fenchel_young_loss as fenchel_young_loss
+from knapgrad.ops import log_prob as log_prob
+from knapgrad.ops import relax as relax
+from knapgrad.ops import sample as sample
+from knapgrad.ops import solve as solve
+from knapgrad.ops import value as value
+from knapgrad.regularizers import Gini as Gini
+from knapgrad.regularizers import Shannon as Shannon
+from knapgrad.regularizers import Tsallis as Tsallis
+
+__version__ = "0.1.0"

@@ -1,0 +1,638 @@
+"""The CPU kernels: every sweep of :mod:`knapgrad.reference`, fused per instance, in SIMD.
+
+A *group* is what one set of vectors works on, in one of two layouts that share all of the code below:
+
+- 16 instances (8 in float64) with the same weights, one in each lane: cell c of a row is the vector at ``c * stride``;
+- one instance, with 16 neighbouring capacities in the lanes: ``stride`` is 1, and theta is the same in every lane.
+
+A group is swept forwards and backwards in scratch that stays in cache; only the results leave. Three devices keep it short:
+
+- rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before left;
+- only the live *band* of a row is touched: from ``start = max(C - later weights, w_i)`` to ``top = min(C, prefix sum)``. Above
+  the prefix sum a knapsack row is constant: going forwards it is extended when it is needed, going backwards it is folded;
+- V is kept in float64 whatever theta is, because a decision is a difference of two large V. All else has theta's type.
+
+Infeasible is a large negative number, not -inf: differences of two such are finite, and exact absorption does the rest.
+Tags such as [V] name the equations in docs/math.md.
+"""
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import NativeValue, models, overload, register_model, typeof_impl, unbox
+
+from knapgrad import regularizers
+from knapgrad.kernels import pool, vector
+from knapgrad.kernels.vector import broadcast, cast, first_lane, lanes, load, store, total, where, zeros
+
+INFEASIBLE = -1e300
+
+_inline = njit(forceinline=True, error_model="numpy")
+_function = njit(nogil=True, error_model="numpy")
+_kernel = njit(nogil=True, error_model="numpy", cache=True)
+
+
+# What varies between kernels is a type, so that each is compiled, and cached on disk, for its own case.
+
+
+class Variant:
+    """A choice that is made when a kernel is compiled: a regularizer, or what a tangent sweep follows."""
+
+    def __init__(self, name: str) -> None:
+        self.numba_type = VariantType(name)
+
+
+class VariantType(types.Type):
+    def __init__(self, variant: str) -> None:
+        self.variant = variant
+        super().__init__(name=f"Variant({variant})")
+
+
+@register_model(VariantType)
+class _VariantModel(models.OpaqueModel):
+    pass
+
+
+@unbox(VariantType)
+def _unbox_variant(_type: Any, _object: Any, c: Any) -> NativeValue:
+    return NativeValue(c.context.get_dummy_value())
+
+
+@typeof_impl.register(Variant)
+def _typeof_variant(variant: Variant, _context: Any) -> VariantType:
+    return variant.numba_type
+
+
+def smoothed(regularizer, delta):
+    """What the smoothed maximum adds to the larger branch."""
+
+
+def prob(regularizer, delta):
+    """The probability of picking."""
+
+
+def dprob(regularizer, q):
+    """The derivative of prob."""
+
+
+def source(direction, q, z):
+    """Of a tangent sweep: what a decision adds to the tangent, and the derivative of that by its probability q."""
+
+
+def _by_variant(function: Any, choices: dict[str, Any]) -> None:
+    compiled = {name: _inline(regularizers.rebind(choice, vector)) for name, choice in choices.items()}
+
+    @overload(function)
+    def choose(variant, *arguments):
+        chosen = compiled[variant.variant]
+        return lambda variant, *arguments: chosen(*arguments)
+
+
+xp: Any = vector
+
+
+def _linear(q, z):
+    return q * z, z
+
+
+def _entropy(q, z):
+    certain = q * (1.0 - q)
+    inside = xp.where(certain > 0.0, q, 0.5)
+    pick, skip = xp.log(inside), xp.log(1.0 - inside)
+    return xp.where(certain > 0.0, -q * pick - (1.0 - q) * skip, certain), xp.where(certain > 0.0, skip - pick, certain)
+
+
+_CLASSES = {**regularizers.REGULARIZERS, "hard": regularizers.Hard}
+_by_variant(smoothed, {name: cls.value for name, cls in _CLASSES.items()})
+_by_variant(prob, {name: cls.prob for name, cls in _CLASSES.items()})
+_by_variant(dprob, {name: cls.dprob for name, cls in _CLASSES.items()})
+_by_variant(source, {"linear": _linear, "entropy": _entropy})
+VARIANTS = {name: Variant(name) for name in (*_CLASSES, "linear", "entropy")}
+
+
+# Groups and bands.
+
+
+class Problem(NamedTuple):
+    theta: Any  # (batch, n)
+    weights: Any  # (1 or batch, n), int64
+    capacity: Any  # (1 or batch,), int64
+    exactly: bool  # top-k: the capacity must be used up
+    stride: int  # lanes (instances in the lanes) or 1 (capacities in the lanes)
+    reach: int  # the largest capacity that matters in any group
+
+
+class Scratch(NamedTuple):
+    bands: Any  # (n, 4), int64: start, top, number of vectors, offset in the table
+    states: Any  # the capacities left along paths, int64
+    wide: Any  # float64: a row of V, then theta
+    narrow: Any  # theta's type: rows and tables
+    table: Any  # (1 or groups, cells), theta's type: Q
+
+
+START, TOP, COUNT, OFFSET = range(4)
+
+
+@_function
+def _plan(weights, lowest, highest, stride, width, bands):
+    """Fills ``bands`` for one group whose capacities lie between lowest and highest; returns the table's length."""
+    n = weights.shape[0]
+    top = 0
+    for i in range(n):
+        top = min(top + min(weights[i], highest + 1), highest)
+        bands[i, TOP] = top
+    low = min(lowest, top)
+    for i in range(n - 1, -1, -1):
+        bands[i, START] = max(low, weights[i])
+        low = max(low - min(weights[i], highest + 1), 0)
+    offset = 0
+    for i in range(n):
+        cells = max(bands[i, TOP] - bands[i, START] + 1, 0)
+        bands[i, COUNT] = cells if stride > 1 else (cells + width - 1) // width
+        bands[i, OFFSET] = offset
+        offset += bands[i, COUNT] * width
+    return offset
+
+
+@_function
+def _members(problem, group, width):
+    """The first instance of a group and the number of instances in it."""
+    if problem.stride == 1:
+        return group, 1
+    return group * width, min(width, problem.theta.shape[0] - group * width)
+
+
+@_function
+def _own(array, instance):
+    """The row of an instance in an array that may hold one row for all."""
+    return array[instance] if array.shape[0] > 1 else array[0]
+
+
+@_function
+def _bands(problem, group, width, bands):
+    first, members = _members(problem, group, width)
+    lowest = highest = _own(problem.capacity, first)
+    for b in range(first + 1, first + members):
+        lowest = min(lowest, _own(problem.capacity, b))
+        highest = max(highest, _own(problem.capacity, b))
+    return _plan(_own(problem.weights, first), lowest, highest, problem.stride, width, bands)
+
+
+@_kernel
+def _measure(problem, width, bands):
+    """The largest capacity that matters, and the length of the longest table, over all groups."""
+    n = problem.weights.shape[1]
+    groups = -(-problem.theta.shape[0] // problem.stride)
+    if problem.weights.shape[0] == 1 and problem.capacity.shape[0] == 1:
+        groups = min(groups, 1)
+    reach = cells = 0
+    for group in range(groups):
+        cells = max(cells, _bands(problem, group, width, bands))
+        reach = max(reach, bands[n - 1, TOP] if n > 0 else 0)
+    return reach, cells
+
+
+@_function
+def _goal(problem, scratch, instance):
+    """The state at which an instance starts its way back: its capacity, or all items if they fit."""
+    n = problem.theta.shape[1]
+    return min(_own(problem.capacity, instance), scratch.bands[n - 1, TOP]) if n > 0 else 0
+
+
+@_function
+def _pack(array, first, members, stride, width, packed):
+    """(members, n) to (n, width): an instance a lane, or one instance in every lane. -inf is out, +inf is not a number."""
+    for i in range(array.shape[1]):
+        for lane in range(width):
+            x = 0.0
+            if stride == 1:
+                x = array[first, i]
+            elif lane < members:
+                x = array[first + lane, i]
+            packed[i * width + lane] = INFEASIBLE if x == -np.inf else (np.nan if x == np.inf else x)
+
+
+@_function
+def _unpack(packed, first, members, stride, width, array):
+    """(n, width) to (members, n): the reverse, where lanes of capacities add up."""
+    like = zeros(packed)
+    for i in range(array.shape[1]):
+        if stride == 1:
+            array[first, i] = total(load(packed, i * width, like))
+        else:
+            for lane in range(members):
+                array[first + lane, i] = packed[i * width + lane]
+
+
+# The sweeps of one group.
+
+
+@_inline
+def _extend(row, old, new, stride, width, like):
+    """A knapsack row is constant above the prefix sum: write that out up to the new one."""
+    constant = load(row, old * stride, like) if stride > 1 else broadcast(row[old], like)
+    for p in range((old + 1) * stride, (new + 1) * stride + width, width):
+        store(row, p, constant)
+
+
+@_inline
+def _fold(row, old, new, stride, width, like):
+    """The adjoint of extend: gather what arrived above the old prefix sum."""
+    gathered = like
+    for p in range((old + 1) * stride, (new + 1) * stride, width):
+        gathered = gathered + load(row, p, like)
+        store(row, p, like)
+    if stride > 1:
+        store(row, old * stride, load(row, old * stride, like) + gathered)
+    else:
+        row[old] += total(gathered)
+
+
+@_function
+def _start_values(row, exactly, stride):
+    row[:] = INFEASIBLE if exactly else 0.0
+    row[:stride] = 0.0
+
+
+@_function
+def _values(regularizer, problem, bands, weights, theta, V, Q):
+    """The V sweep of [V] and [Q]."""
+    like, width, stride = zeros(Q), lanes(Q), problem.stride
+    _start_values(V, problem.exactly, stride)
+    below = 0
+    for i in range(weights.shape[0]):
+        top, shift, start, table = bands[i, TOP], weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        if not problem.exactly and top > below:
+            _extend(V, below, top, stride, width, like)
+        below = top
+        theta_i = load(theta, i * width, like)
+        for j in range((bands[i, COUNT] - 1) * width, -1, -width):
+            skip = load(V, start + j, like)
+            pick = load(V, start + j - shift, like) + theta_i
+            advantage = pick - skip
+            delta = cast(advantage, like)
+            store(V, start + j, where(advantage > 0.0, pick, skip) + cast(smoothed(regularizer, delta), skip))  # [V]
+            store(Q, table + j, prob(regularizer, delta))  # [Q]
+
+
+@_inline
+def _marginals_row(i, problem, bands, weights, E, Q, like, width):
+    """One step of [E]; returns [y] of the item."""
+    stride = problem.stride
+    shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+    y_i = like
+    for j in range(0, bands[i, COUNT] * width, width):
+        E_c = load(E, start + j, like)
+        picked = E_c * load(Q, table + j, like)
+        store(E, start + j, E_c - picked)
+        store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+        y_i = y_i + picked
+    return y_i
+
+
+@_inline
+def _fold_row(i, problem, bands, E, like, width):
+    below = bands[i - 1, TOP] if i > 0 else 0
+    if not problem.exactly and below < bands[i, TOP]:
+        _fold(E, below, bands[i, TOP], problem.stride, width, like)
+
+
+@_function
+def _start_marginals(problem, scratch, first, members, E):
+    E[:] = 0.0
+    for lane in range(members):
+        E[_goal(problem, scratch, first + lane) * problem.stride + lane] = 1.0
+
+
+@_function
+def _marginals(problem, bands, weights, E, Q, y):
+    """The E sweep of [E] and [y]."""
+    like, width = zeros(Q), lanes(Q)
+    for i in range(weights.shape[0] - 1, -1, -1):
+        store(y, i * width, _marginals_row(i, problem, bands, weights, E, Q, like, width))
+        _fold_row(i, problem, bands, E, like, width)
+
+
+@_function
+def _tangents(regularizer, direction, problem, bands, weights, theta, z, V, T, Q, R):
+    """The V sweep together with its derivative T in a direction, [V'], and that of Q, [Q']."""
+    like, width, stride = zeros(Q), lanes(Q), problem.stride
+    _start_values(V, problem.exactly, stride)
+    T[:] = 0.0
+    below = 0
+    for i in range(weights.shape[0]):
+        top, shift, start, table = bands[i, TOP], weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        if not problem.exactly and top > below:
+            _extend(V, below, top, stride, width, like)
+            _extend(T, below, top, stride, width, like)
+        below = top
+        theta_i = load(theta, i * width, like)
+        z_i = load(z, i * width, like)
+        for j in range((bands[i, COUNT] - 1) * width, -1, -width):
+            skip = load(V, start + j, like)
+            pick = load(V, start + j - shift, like) + theta_i
+            advantage = pick - skip
+            delta = cast(advantage, like)
+            store(V, start + j, where(advantage > 0.0, pick, skip) + cast(smoothed(regularizer, delta), skip))  # [V]
+            q = prob(regularizer, delta)
+            store(Q, table + j, q)  # [Q]
+            T_c = load(T, start + j, like)
+            change = load(T, start + j - shift, like) - T_c
+            added, slope = source(direction, q, z_i)
+            store(T, start + j, T_c + (q * change + added))  # [V']
+            store(R, table + j, dprob(regularizer, q) * (change + slope))  # [Q']
+
+
+@_function
+def _tangent_marginals(problem, bands, weights, E, D, Q, R, product):
+    """The E sweep together with its derivative D in the direction of the tangent sweep, [E'] and [Hz]."""
+    like, width, stride = zeros(Q), lanes(Q), problem.stride
+    for i in range(weights.shape[0] - 1, -1, -1):
+        shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        sum_i = like
+        for j in range(0, bands[i, COUNT] * width, width):
+            q = load(Q, table + j, like)
+            E_c = load(E, start + j, like)
+            D_c = load(D, start + j, like)
+            picked = E_c * q
+            change = D_c * q + E_c * load(R, table + j, like)
+            store(E, start + j, E_c - picked)
+            store(D, start + j, D_c - change)
+            store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+            store(D, start + j - shift, load(D, start + j - shift, like) + change)
+            sum_i = sum_i + change
+        store(product, i * width, sum_i)
+        _fold_row(i, problem, bands, E, like, width)
+        _fold_row(i, problem, bands, D, like, width)
+
+
+@_function
+def _final(problem, scratch, V, instance, lane):
+    value = V[_goal(problem, scratch, instance) * problem.stride + lane]
+    return -np.inf if value < 0.1 * INFEASIBLE else value
+
+
+@_function
+def _row_length(problem, width):
+    return (problem.reach + 1) * problem.stride + 2 * width
+
+
+@_function
+def _prepare(problem, scratch, group):
+    """Bands, packed theta and the parts of the scratch: first instance, members, weights, theta, V, Q."""
+    width, n = lanes(scratch.narrow), problem.theta.shape[1]
+    first, members = _members(problem, group, width)
+    _bands(problem, group, width, scratch.bands)
+    row = _row_length(problem, width)
+    theta = scratch.wide[row : row + n * width]
+    _pack(problem.theta, first, members, problem.stride, width, theta)
+    Q = _own(scratch.table, group)
+    return first, members, _own(problem.weights, first), theta, scratch.wide[:row], Q
+
+
+# The kernels: all groups from ``begin`` to ``end``.
+
+
+@_kernel
+def _operator(regularizer, problem, scratch, begin, end, relaxed, value, y):
+    width, n = lanes(scratch.narrow), problem.theta.shape[1]
+    row = _row_length(problem, width)
+    E, sums = scratch.narrow[:row], scratch.narrow[row : row + n * width]
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
+        _values(regularizer, problem, scratch.bands, weights, theta, V, Q)
+        for lane in range(members):
+            value[first + lane] = _final(problem, scratch, V, first + lane, lane)
+        if relaxed:
+            _start_marginals(problem, scratch, first, members, E)
+            _marginals(problem, scratch.bands, weights, E, Q, sums)
+            _unpack(sums, first, members, problem.stride, width, y)
+            for b in range(first, first + members):
+                for i in range(n):
+                    y[b, i] = 1.0 if y[b, i] > 1.0 else y[b, i]  # sums of probabilities round
+
+
+@_kernel
+def _tangent(regularizer, direction, problem, scratch, begin, end, z, backwards, value, tangent, product):
+    width, n = lanes(scratch.narrow), problem.theta.shape[1]
+    row, cells = _row_length(problem, width), scratch.table.shape[1]
+    E, D, T = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 3 * row]
+    rest = scratch.narrow[3 * row :]
+    packed, sums, R = rest[: n * width], rest[n * width : 2 * n * width], rest[2 * n * width : 2 * n * width + cells]
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
+        _pack(z, first, members, problem.stride, width, packed)
+        _tangents(regularizer, direction, problem, scratch.bands, weights, theta, packed, V, T, Q, R)
+        for lane in range(members):
+            value[first + lane] = _final(problem, scratch, V, first + lane, lane)
+            tangent[first + lane] = T[_goal(problem, scratch, first + lane) * problem.stride + lane]
+        if backwards:
+            _start_marginals(problem, scratch, first, members, E)
+            D[:] = 0.0
+            _tangent_marginals(problem, scratch.bands, weights, E, D, Q, R, sums)
+            _unpack(sums, first, members, problem.stride, width, product)
+
+
+@_kernel
+def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, y):
+    """[sample]: all paths of a group step through the items together, so that each row of the table is read once."""
+    n, stride, bands, states = problem.theta.shape[1], problem.stride, scratch.bands, scratch.states
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
+        if not filled:
+            _values(regularizer, problem, bands, weights, theta, V, Q)
+            for lane in range(members):
+                value[first + lane] = _final(problem, scratch, V, first + lane, lane)
+        for s in range(y.shape[0]):
+            for lane in range(members):
+                states[s * members + lane] = _goal(problem, scratch, first + lane)
+        for i in range(n - 1, -1, -1):
+            below = bands[i - 1, TOP] if i > 0 else 0
+            for s in range(y.shape[0]):
+                for lane in range(members):
+                    c = states[s * members + lane]
+                    picked = False
+                    y[s, first + lane, i] = 0.0
+                    if c >= weights[i]:
+                        q = Q[bands[i, OFFSET] + (c - bands[i, START]) * stride + lane]
+                        picked = uniforms[s, first + lane, i] < q
+                        y[s, first + lane, i] = 1.0 if picked else 0.0 * q  # NaN stays NaN
+                    left = c - weights[i] if picked else c
+                    states[s * members + lane] = left if problem.exactly else min(left, below)
+
+
+@_kernel
+def _log_prob(regularizer, problem, scratch, begin, end, filled, y, cotangent, backwards, value, log_prob, gradient):
+    """[log-prob] along the path of each selection; backwards, an E sweep that is fed along those paths."""
+    width, n = lanes(scratch.narrow), problem.theta.shape[1]
+    stride, bands, states, exactly = problem.stride, scratch.bands, scratch.states, problem.exactly
+    row = _row_length(problem, width)
+    A, sums = scratch.narrow[:row], scratch.narrow[row : row + n * width]
+    like = zeros(scratch.narrow)
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
+        if not filled:
+            _values(regularizer, problem, bands, weights, theta, V, Q)
+            for lane in range(members):
+                value[first + lane] = _final(problem, scratch, V, first + lane, lane)
+        for s in range(y.shape[0]):
+            for lane in range(members):
+                states[s * members + lane] = _goal(problem, scratch, first + lane)
+        A[:] = 0.0
+        for i in range(n - 1, -1, -1):
+            below = bands[i - 1, TOP] if i > 0 else 0
+            if backwards:
+                store(sums, i * width, _marginals_row(i, problem, bands, weights, A, Q, like, width))
+            for s in range(y.shape[0]):
+                for lane in range(members):
+                    b, state = first + lane, s * members + lane
+                    c, picked = states[state], y[s, b, i] != 0.0
+                    if c < weights[i]:
+                        if picked:
+                            log_prob[s, b] = -np.inf
+                        left = c
+                    else:
+                        q = Q[bands[i, OFFSET] + (c - bands[i, START]) * stride + lane]
+                        chance = q if picked else 1.0 - q
+                        log_prob[s, b] += np.log(chance)
+                        left = c - weights[i] if picked else c
+                        if backwards and cotangent[s, b] != 0.0:
+                            slope = first_lane(dprob(regularizer, broadcast(q, like)))
+                            seed = cotangent[s, b] * (slope if picked else -slope) / chance
+                            A[(c - weights[i]) * stride + lane] += seed
+                            A[c * stride + lane] -= seed
+                            sums[i * width + lane] += seed
+                    states[state] = left if exactly else min(left, below)
+            if backwards:
+                _fold_row(i, problem, bands, A, like, width)
+        if backwards:
+            _unpack(sums, first, members, stride, width, gradient)
+
+
+# What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity broadcastable to the batch.
+
+# Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
+_LARGEST_SHARED_TABLE = 4 << 20  # bytes
+_NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads are worth waking
+
+
+def _layout(theta, weights, capacity, exactly):
+    """The problem with its batch made flat, its stride and reach; the number of groups; the length of a group's table."""
+    n, batch = theta.shape[-1], prod(theta.shape[:-1])
+    weights = weights if weights.size == n else np.broadcast_to(weights, theta.shape)
+    capacity = capacity if capacity.size == 1 else np.broadcast_to(capacity, theta.shape[:-1])
+    theta, weights, capacity = _ready(theta, batch, n), _ready(weights, -(-weights.size // max(n, 1)), n), _ready(capacity, capacity.size)
+    width = vector.BYTES // theta.itemsize
+    bands = np.empty((n, 4), np.int64)
+    shared = weights.shape[0] == 1 and batch > width // 4
+    for stride in (width, 1) if shared else (1,):
+        reach, cells = _measure(Problem(theta, weights, capacity, exactly, stride, 0), width, bands)
+        if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
+            break
+    return Problem(theta, weights, capacity, exactly, stride, reach), -(-batch // stride), cells
+
+
+def _ready(array, *shape):
+    """Of that shape, C-contiguous and writeable: the one memory layout that the kernels are compiled for."""
+    return np.require(array, requirements="CW").reshape(shape)
+
+
+def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=1, tables=0, table=None):
+    """Runs a kernel over all groups, in slices, each thread in its own scratch."""
+    problem, groups, cells = layout
+    theta = problem.theta
+    n, width = theta.shape[1], vector.BYTES // theta.itemsize
+    row = (problem.reach + 1) * problem.stride + 2 * width
+    sizes = (samples * width, row + n * width, rows * row + 2 * n * width + tables * cells, cells)
+
+    def work(begin: int, end: int) -> None:
+        states, wide, narrow, own_table = pool.scratch(theta.dtype, sizes)
+        scratch = Scratch(np.empty((n, 4), np.int64), states, wide, narrow, own_table if table is None else table)
+        kernel(*variants, problem, scratch, begin, end, *arguments)
+
+    pool.run(work, groups, weight * groups * cells / width * _NANOSECONDS_PER_VECTOR)
+
+
+def _check_feasible(value: np.ndarray, exactly: bool) -> None:
+    if exactly and (value == -np.inf).any():
+        instance = int(np.argmax(value == -np.inf))
+        raise ValueError(
+            f"theta leaves fewer than k items to choose from in instance {instance} (counted over the flattened batch): "
+            "mask fewer items with -inf, or lower k there"
+        )
+
+
+def operator(theta, weights, capacity, regularizer, exactly, relaxed=True):
+    """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
+    layout = _layout(theta, weights, capacity, exactly)
+    value, y = _outputs(layout)
+    _run(_operator, [VARIANTS[regularizer]], layout, relaxed, value, y)
+    _check_feasible(value, exactly)
+    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape)
+
+
+def tabulate(theta, weights, capacity, regularizer, exactly):
+    """The same, and the table Q of every group, which later calls of sample and log_prob with the same arguments take."""
+    layout = _layout(theta, weights, capacity, exactly)
+    (value, y), table = _outputs(layout), np.empty(layout[1:], theta.dtype)
+    _run(_operator, [VARIANTS[regularizer]], layout, True, value, y, table=table)
+    _check_feasible(value, exactly)
+    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table
+
+
+def vjp(theta, z, weights, capacity, regularizer, exactly):
+    """The symmetric Jacobian of the relaxed selection, times z (*batch, n)."""
+    return _tangent_of("linear", theta, z, weights, capacity, regularizer, exactly, True, 2.5)[1]
+
+
+def entropy(theta, weights, capacity, regularizer, exactly, backwards=False):
+    """The Shannon entropy (*batch,) of the distribution over selections and, backwards, its gradient (*batch, n)."""
+    return _tangent_of("entropy", theta, theta, weights, capacity, regularizer, exactly, backwards, 5.0)
+
+
+def _tangent_of(direction, theta, z, weights, capacity, regularizer, exactly, backwards, weight):
+    layout = _layout(theta, weights, capacity, exactly)
+    (value, product), z = _outputs(layout), _ready(z, *layout[0].theta.shape)
+    tangent = np.empty_like(value)
+    variants = [VARIANTS[regularizer], VARIANTS[direction]]
+    _run(_tangent, variants, layout, z, backwards, value, tangent, product, weight=weight, rows=3, tables=1)
+    _check_feasible(value, exactly)
+    return tangent.reshape(theta.shape[:-1]), product.reshape(theta.shape)
+
+
+def sample(theta, uniforms, weights, capacity, regularizer, exactly, table=None):
+    """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
+    layout, samples = _layout(theta, weights, capacity, exactly), uniforms.shape[0]
+    flat = _ready(uniforms, samples, *layout[0].theta.shape)
+    value, y = np.zeros(flat.shape[1]), np.empty_like(flat)
+    arguments = table is not None, flat, value, y
+    _run(_sample, [VARIANTS[regularizer]], layout, *arguments, weight=1 + 0.05 * samples, samples=samples, table=table)
+    _check_feasible(value, exactly)
+    return y.reshape(uniforms.shape)
+
+
+def solve(theta, weights, capacity, exactly):
+    """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
+    return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), weights, capacity, "hard", exactly)[0]
+
+
+def log_prob(theta, y, weights, capacity, regularizer, exactly, cotangent=None, table=None):
+    """Log-probabilities (samples, *batch) of selections y (samples, *batch, n), and the gradient (*batch, n) of their sum
+    weighted by a cotangent (samples, *batch), which must be 0 for selections of probability 0."""
+    layout, samples, backwards = _layout(theta, weights, capacity, exactly), y.shape[0], cotangent is not None
+    value, gradient = _outputs(layout)
+    value[:] = 0.0
+    flat = _ready(y, samples, *gradient.shape)
+    result = np.zeros(flat.shape[:2], theta.dtype)
+    cotangent = _ready(cotangent, *result.shape) if backwards else result
+    arguments = table is not None, flat, cotangent, backwards, value, result, gradient
+    _run(_log_prob, [VARIANTS[regularizer]], layout, *arguments, weight=1 + 0.1 * samples, samples=samples, table=table)
+    _check_feasible(value, exactly)
+    return result.reshape(y.shape[:-1]), gradient.reshape(theta.shape)
+
+
+def _outputs(layout):
+    theta = layout[0].theta
+    return np.empty(theta.shape[0]), np.empty_like(theta)

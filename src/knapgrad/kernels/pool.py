@@ -1,0 +1,100 @@
+"""Slices of a batch on threads, each with scratch memory of its own.
+
+Plain Python threads around kernels that release the lock: unlike Numba's and OpenMP's own pools they may be entered from
+several threads at once, and a forked child just makes new ones. How work is split never changes a result.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable
+
+import numba
+import numpy as np
+
+_WORTH_WAKING = 1e6  # nanoseconds of work below which a call stays on its own thread
+_KEPT_BYTES = 256 << 20  # a larger scratch is given back after the call
+
+_local = threading.local()
+_pool: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+
+
+def num_threads() -> int:
+    """torch's thread count if torch is in use (so DataLoader workers stay on one), else Numba's setting."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else numba.config.NUMBA_NUM_THREADS
+
+
+def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> None:
+    """Calls ``work(begin, end)`` until all groups are done, on several threads if that pays."""
+    threads = min(num_threads(), groups) if nanoseconds > _WORTH_WAKING else 1
+    if threads <= 1:
+        if groups:
+            work(0, groups)
+        return
+    size = max(1, groups // (4 * threads))  # a few slices a thread: a slow core takes fewer
+    begins = iter(range(0, groups, size))
+    turn = threading.Lock()
+
+    def worker() -> None:
+        while True:
+            with turn:
+                begin = next(begins, None)
+            if begin is None:
+                return
+            work(begin, min(begin + size, groups))
+
+    helpers = [_executor().submit(worker) for _ in range(threads - 1)]
+    worker()
+    for helper in helpers:
+        if not helper.cancel():  # one that never started has nothing left to do
+            helper.result()
+
+
+def scratch(dtype: np.dtype, sizes: tuple[int, int, int, int]) -> tuple[np.ndarray, ...]:
+    """This thread's buffers, at least so long: int64, float64, dtype, and a (1, cells) table of dtype."""
+    states, wide, narrow, cells = sizes
+    if (wide * 8 + (narrow + cells) * dtype.itemsize) > _KEPT_BYTES:
+        return _aligned(states, np.int64), _aligned(wide, np.float64), _aligned(narrow, dtype), _aligned(cells, dtype)[None]
+    kept = _local.__dict__
+    return (
+        _grown(kept, "states", states, np.int64),
+        _grown(kept, "wide", wide, np.float64),
+        _grown(kept, dtype, narrow, dtype),
+        _grown(kept, (dtype, "table"), cells, dtype)[None],
+    )
+
+
+def _grown(kept: dict, key: object, size: int, dtype: np.dtype | type) -> np.ndarray:
+    if key not in kept or kept[key].size < size:
+        kept[key] = _aligned(size + size // 4, dtype)
+    return kept[key]
+
+
+def _aligned(size: int, dtype: np.dtype | type, boundary: int = 64) -> np.ndarray:
+    """Uninitialised memory that starts on a cache line: a vector across two lines costs twice."""
+    dtype = np.dtype(dtype)
+    raw = np.empty(size * dtype.itemsize + boundary, np.uint8)
+    offset = -raw.ctypes.data % boundary
+    return raw[offset : offset + size * dtype.itemsize].view(dtype)
+
+
+def _executor() -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="knapgrad")  # threads start as they are needed
+        return _pool
+
+
+def _forget() -> None:
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

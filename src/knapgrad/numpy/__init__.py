@@ -1,0 +1,70 @@
+"""NumPy arrays: what :mod:`knapgrad.ops` asks of every framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from knapgrad.constraints import Constraint
+from knapgrad.kernels.numba_cpu import log_prob as _log_prob
+from knapgrad.kernels.numba_cpu import entropy as _entropy
+from knapgrad.kernels.numba_cpu import operator, sample, solve
+
+__all__ = ["operator", "sample", "solve"]
+
+where, broadcast_to = np.where, np.broadcast_to
+
+
+def log_prob(*arguments: Any) -> np.ndarray:
+    return _log_prob(*arguments)[0]
+
+
+def entropy(*arguments: Any) -> np.ndarray:
+    return _entropy(*arguments)[0]
+
+
+def is_floating(x: np.ndarray) -> bool:
+    return x.dtype in (np.float16, np.float32, np.float64)
+
+
+def differentiates(x: np.ndarray) -> bool:
+    """Whether a gradient will be asked for."""
+    return False
+
+
+def can_look(x: np.ndarray) -> bool:
+    """Whether values can be looked at without stalling a device or breaking a trace."""
+    return True
+
+
+def computable(x: np.ndarray) -> np.ndarray:
+    """Half precision is computed in float32."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def double(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64, copy=False)
+
+
+def as_type(x: Any, like: np.ndarray) -> np.ndarray:
+    return np.asarray(x, like.dtype)
+
+
+def array(x: Any, like: np.ndarray) -> np.ndarray:
+    """Numbers of any origin as an array beside ``like``."""
+    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+
+
+def constants(constraint: Constraint, like: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and capacity beside an array (*batch, n)."""
+    return constraint.weights_of(like.shape[-1]), constraint.capacity
+
+
+def uniforms(rng: Any, shape: tuple[int, ...], like: np.ndarray) -> np.ndarray:
+    """Random numbers in [0, 1) from a Generator, a seed, or NumPy's global generator."""
+    if rng is None:
+        return np.random.random_sample(shape).astype(like.dtype)  # may round up to 1, which only a certain pick survives
+    if not isinstance(rng, (np.random.Generator, int, np.integer, np.random.SeedSequence)):
+        raise TypeError(f"rng must be a NumPy Generator, a seed or None for NumPy arrays, got {type(rng).__name__}")
+    return np.random.default_rng(rng).random(shape, dtype=like.dtype)

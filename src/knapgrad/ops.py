@@ -1,0 +1,304 @@
+"""The eight operations: check the arguments, find the framework by theta's type, divide by gamma, call the kernels.
+
+Everything here is written once for all frameworks, in terms of the few functions that :mod:`knapgrad.numpy`,
+:mod:`knapgrad.torch.backend` and their like provide. Kernels see theta / gamma only:
+``value(theta; gamma) = gamma value(theta / gamma; 1)`` and ``relax(theta; gamma) = relax(theta / gamma; 1)``.
+"""
+
+from __future__ import annotations
+
+import sys
+from math import inf, prod
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from knapgrad.constraints import Constraint, broadcasts, check_constraint
+from knapgrad.regularizers import REGULARIZERS, Regularizer
+
+Array = TypeVar("Array")
+
+def solve(theta: Array, constraint: Constraint) -> Array:
+    """The best feasible selection, ``argmax_y <theta, y>``, exactly, as zeros and ones.
+
+    Not differentiable: the result is detached. Of equally good selections it takes one, always the same.
+
+    Args:
+        theta: scores (*batch, n); -inf takes an item out.
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+
+    Returns:
+        Zeros and ones (*batch, n), of theta's type. Time O(n C) an instance.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.solve(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5))
+    array([0., 1., 1.])
+    """
+    backend = _backend_of(theta, constraint)
+    y = backend.solve(backend.computable(theta), *backend.constants(constraint, theta), constraint.exactly)
+    return backend.as_type(y, theta)
+
+
+def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
+    """The smoothed optimum, a convex function of theta whose gradient is :func:`relax`.
+
+    It is the last entry of the table that the smoothed recursion fills (docs/math.md, [V]). For :class:`Shannon` it is
+    ``gamma log sum_y exp(<theta, y> / gamma)`` over the feasible y.
+
+    Args:
+        theta: scores (*batch, n).
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+        regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
+
+    Returns:
+        (*batch,). Time O(n C) an instance. In torch twice differentiable.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.value(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
+    np.True_
+    """
+    backend, gamma = _open(theta, constraint, regularizer)
+    return backend.as_type(_value(backend, theta, gamma, constraint, regularizer), theta)
+
+
+def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
+    """The relaxed selection: for each item the probability to be picked, a point in the convex hull of the feasible selections.
+
+    It is the gradient of :func:`value` and the mean of :func:`sample`, exactly. Its own Jacobian is symmetric; in torch its
+    vector-Jacobian product is exact as well and costs about 2.5 times as much as the forward pass.
+
+    Args:
+        theta: scores (*batch, n).
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+        regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
+
+    Returns:
+        (*batch, n), in [0, 1]; sums to k for top-k, weighs at most the capacity for a knapsack. Time O(n C) an instance; between
+        forward and backward torch keeps theta and the result, whatever C.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
+    array([0., 1., 1.])
+    """
+    backend, gamma = _open(theta, constraint, regularizer)
+    _, y = _operator(backend, theta, gamma, constraint, regularizer)
+    return backend.as_type(y, theta)
+
+
+def sample(
+    theta: Array, constraint: Constraint, regularizer: Regularizer, *, num_samples: int | None = None, rng: Any = None
+) -> Array:
+    """Feasible selections from the distribution whose mean is :func:`relax`.
+
+    Drawn item by item, from the last to the first, by ancestral sampling: exact and independent, no rejection, no chain. For
+    :class:`Shannon` a selection has probability proportional to ``exp(<theta, y> / gamma)``.
+
+    Args:
+        theta: scores (*batch, n).
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+        regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
+        num_samples: how many selections of each instance; None for one, without a dimension for it.
+        rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), or None for the framework's global generator.
+
+    Returns:
+        Zeros and ones, (num_samples, *batch, n) or (*batch, n), of theta's type, detached. For gradients see ``rsample`` of
+        :class:`knapgrad.torch.SubsetDistribution`. O(n C) once an instance and O(n) a sample.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.sample(np.zeros(5), kg.TopK(2), kg.Shannon(), num_samples=3, rng=0).sum(-1)
+    array([2., 2., 2.])
+    """
+    backend, gamma = _open(theta, constraint, regularizer)
+    if num_samples is not None and (not isinstance(num_samples, (int, np.integer)) or num_samples < 0):
+        raise ValueError(f"num_samples must be a non-negative integer or None, got {num_samples!r}")
+    scaled = backend.computable(theta) / gamma.of_item
+    uniforms = backend.uniforms(rng, (1 if num_samples is None else int(num_samples), *theta.shape), scaled)
+    constants = backend.constants(constraint, theta)
+    y = backend.as_type(backend.sample(scaled, uniforms, *constants, regularizer.name, constraint.exactly), theta)
+    return y[0] if num_samples is None else y
+
+
+def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
+    """The log-probability of selections under the distribution that :func:`sample` draws from.
+
+    ``sum_i log(Q[i, c_i] if y_i else 1 - Q[i, c_i])`` along the path of y; for :class:`Shannon`
+    ``(<theta, y> - value(theta)) / gamma``. -inf for a selection that is infeasible, or that a sparse regularizer never draws.
+
+    Args:
+        theta: scores (*batch, n).
+        y: zeros and ones of theta's shape, or with dimensions of samples in front.
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+        regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
+
+    Returns:
+        (*samples, *batch), computed in float64, of theta's type. Differentiable in theta and gamma in torch; the gradient of a
+        log-probability of -inf is taken as 0.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> float(np.exp(kg.log_prob(np.zeros(4), np.array([1, 0, 1, 0]), kg.TopK(2), kg.Shannon())).round(6)) == round(1 / 6, 6)
+    True
+    """
+    backend, gamma = _open(theta, constraint, regularizer)
+    y = backend.array(y, theta)
+    if y.shape[max(y.ndim - theta.ndim, 0) :] != theta.shape:
+        raise ValueError(
+            f"y must have the shape of theta, {tuple(theta.shape)}, or that with samples in front; got {tuple(y.shape)}"
+        )
+    if backend.can_look(y) and not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError("y must be a selection of zeros and ones; for soft targets use knapgrad.fenchel_young_loss")
+    scaled, y = backend.double(theta) / gamma.of_item, backend.double(y)
+    weights, capacity = constants = backend.constants(constraint, theta)
+    if regularizer.name == "shannon":
+        optimum, _ = backend.operator(scaled, *constants, "shannon", constraint.exactly, backend.differentiates(scaled))
+        weight = (weights * y).sum(-1)
+        feasible = (weight == capacity) if constraint.exactly else (weight <= capacity)
+        result = backend.where(feasible, _inner(backend, scaled, y) - optimum, -inf)
+    else:
+        flat = y.reshape((prod(y.shape[: y.ndim - theta.ndim]), *theta.shape))
+        result = backend.log_prob(scaled, flat, *constants, regularizer.name, constraint.exactly).reshape(y.shape[:-1])
+    return backend.as_type(result, theta)
+
+
+def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
+    """The Shannon entropy, in nats, of the distribution that :func:`sample` draws from.
+
+    ``-sum_y p(y) log p(y)``, summed over paths instead of subsets: ``sum_i sum_c E[i, c] h(Q[i, c])``.
+
+    Args:
+        theta: scores (*batch, n).
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+        regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
+
+    Returns:
+        (*batch,), computed in float64, of theta's type. Differentiable in theta and gamma in torch.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.entropy(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
+    np.True_
+    """
+    backend, gamma = _open(theta, constraint, regularizer)
+    constants = backend.constants(constraint, theta)
+    result = backend.entropy(backend.double(theta) / gamma.of_item, *constants, regularizer.name, constraint.exactly)
+    return backend.as_type(result, theta)
+
+
+def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
+    """``value(theta) - <theta, target>``: the Fenchel-Young loss, up to a constant that depends on the target alone.
+
+    Convex in theta, with gradient ``relax(theta) - target``: train scores so that the relaxed selection matches observed ones.
+
+    Args:
+        theta: scores (*batch, n).
+        target: a selection, or a point in the convex hull of the feasible ones, of theta's shape.
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+        regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
+
+    Returns:
+        (*batch,), one loss an instance. For a reduction see :class:`knapgrad.torch.FenchelYoungLoss`.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.fenchel_young_loss(np.array([5.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0]), kg.TopK(1), kg.Gini())
+    array(0.)
+    """
+    backend, gamma = _open(theta, constraint, regularizer)
+    target = backend.array(target, theta)
+    if target.shape != theta.shape:
+        raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
+    loss = _value(backend, theta, gamma, constraint, regularizer) - _inner(backend, theta, target)
+    return backend.as_type(loss, theta)
+
+
+def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *, prior: Array | None = None) -> Array:
+    """The Fenchel-Young divergence of ``relax(theta)`` from a prior score: ``value(prior) - value(theta) + <theta - prior, relax(theta)>``.
+
+    Never negative, 0 at ``theta = prior``. For :class:`Shannon` it is gamma times the Kullback-Leibler divergence between the two
+    distributions, the regulariser of a discrete VAE. Its gradient is the Jacobian of :func:`relax` applied to ``theta - prior``.
+
+    Args:
+        theta: scores (*batch, n).
+        constraint: a :class:`TopK` or :class:`Knapsack`.
+        regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
+        prior: scores broadcastable to theta; None for 0, which prefers no item.
+
+    Returns:
+        (*batch,), of theta's type.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.divergence(np.array([9.0, 0.0, 0.0]), kg.TopK(1), kg.Gini()).round(3)
+    np.float64(0.391)
+    """
+    backend, gamma = _open(theta, constraint, regularizer)
+    prior = backend.array(0.0 if prior is None else prior, theta)
+    if not broadcasts(prior.shape, theta.shape):
+        raise ValueError(f"prior must broadcast to theta, {tuple(theta.shape)}, got {tuple(prior.shape)}")
+    prior = backend.as_type(backend.broadcast_to(prior, theta.shape), theta)
+    optimum, y = _operator(backend, theta, gamma, constraint, regularizer)
+    gap = _value(backend, prior, gamma, constraint, regularizer) - gamma.of_instance * optimum
+    return backend.as_type(gap + _inner(backend, backend.double(theta) - backend.double(prior), y), theta)
+
+
+class _Gamma(NamedTuple):
+    """The strength, in the shape to divide theta by and in the shape to multiply values by."""
+
+    of_item: Any
+    of_instance: Any
+
+
+def _framework_of(theta: Any) -> ModuleType:
+    """Our module for theta's type. A framework counts only if the user has imported it, so none is a dependency."""
+    if isinstance(theta, np.ndarray):
+        import knapgrad.numpy as backend
+    elif "torch" in sys.modules and isinstance(theta, sys.modules["torch"].Tensor):
+        import knapgrad.torch.backend as backend
+    else:
+        raise TypeError(
+            f"theta must be a NumPy array or a torch tensor, got {type(theta).__name__}; convert it, for example by np.asarray"
+        )
+    return backend
+
+
+def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
+    backend = _framework_of(theta)
+    if not backend.is_floating(theta):
+        raise TypeError(f"theta must hold floating-point scores, got {theta.dtype}; convert it to float32 or float64")
+    if theta.ndim == 0:
+        raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
+    check_constraint(constraint)
+    constraint.check(theta.shape)
+    return backend
+
+
+def _open(theta: Any, constraint: Constraint, regularizer: Regularizer) -> tuple[ModuleType, _Gamma]:
+    backend = _backend_of(theta, constraint)
+    if not isinstance(regularizer, Regularizer):
+        choices = ", ".join(f"knapgrad.{cls.__name__}(gamma)" for cls in REGULARIZERS.values())
+        raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}")
+    gamma = regularizer.gamma
+    if isinstance(gamma, (int, float, np.number)):
+        return backend, _Gamma(float(gamma), float(gamma))
+    gamma = backend.as_type(backend.array(gamma, theta), backend.computable(theta))
+    if not broadcasts(gamma.shape, theta.shape[:-1]):
+        raise ValueError(
+            f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, {tuple(theta.shape[:-1])}"
+        )
+    return backend, _Gamma(gamma[..., None], gamma)
+
+
+def _operator(
+    backend: ModuleType, theta: Any, gamma: _Gamma, constraint: Constraint, regularizer: Regularizer, relaxed: bool = True
+) -> Any:
+    """The smoothed optimum of theta / gamma in float64, and the relaxed selection."""
+    scaled = backend.computable(theta) / gamma.of_item
+    relaxed = relaxed or backend.differentiates(scaled)  # the gradient is there for little more than the value
+    return backend.operator(scaled, *backend.constants(constraint, theta), regularizer.name, constraint.exactly, relaxed)
+
+
+def _value(backend: ModuleType, theta: Any, gamma: _Gamma, constraint: Constraint, regularizer: Regularizer) -> Any:
+    return gamma.of_instance * _operator(backend, theta, gamma, constraint, regularizer, relaxed=False)[0]
+
+
+def _inner(backend: ModuleType, scores: Any, y: Any) -> Any:
+    """<scores, y> in float64, where an infinite score of an item that is not picked counts nothing."""
+    scores, y = backend.double(scores), backend.double(y)
+    return (backend.where((y == 0) & (abs(scores) == inf), 0.0, scores) * y).sum(-1)

@@ -1,0 +1,175 @@
+"""Shannon, Gini and 1.5-Tsallis: the scalar maths, written once for every backend.
+
+Smoothing replaces ``max(pick, skip)`` by ``max_Omega(pick, skip) = max_q q pick + (1 - q) skip - Omega(q, 1 - q)``. With
+``delta = pick - skip`` and unit strength, all that a sweep needs of Omega is
+
+======== ==================================================================================
+value    what ``max_Omega`` adds to the larger branch; a function of ``abs(delta)``
+prob     the maximising ``q``: the probability of picking
+dprob    the derivative of ``prob``, as a function of ``q``; 0 where the decision is certain
+======== ==================================================================================
+
+The strength gamma never enters: ``max_{gamma Omega}(x) = gamma max_Omega(x / gamma)``, so the operations divide by it first.
+
+The functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend runs the same
+code with its own ``xp`` (:func:`rebind`). They branch by ``where``, since ``clip`` and ``minimum`` lose NaN in some backends.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType, ModuleType
+from typing import Any, Callable, ClassVar
+
+import numpy as np
+
+xp = np
+
+
+class Regularizer:
+    """A smoothing of strength ``gamma > 0``: a number, or an array or tensor broadcastable to the batch of theta.
+
+    A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`. Gradients
+    flow into a gamma that is a tensor.
+    """
+
+    name: ClassVar[str]
+    value: ClassVar[Callable[[Any], Any]]
+    prob: ClassVar[Callable[[Any], Any]]
+    dprob: ClassVar[Callable[[Any], Any]]
+
+    def __init__(self, gamma: Any = 1.0) -> None:
+        if isinstance(gamma, (list, tuple)):
+            gamma = np.asarray(gamma, dtype=float)
+        _check_positive(gamma)
+        self.gamma = gamma
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(gamma={self.gamma})"
+
+
+class Shannon(Regularizer):
+    """``Omega(q) = gamma sum q log q``: a softmax over all feasible subsets. Dense, smooth, blind to the order of items.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.relax(np.array([2.0, 1.0, 0.0]), kg.TopK(1), kg.Shannon()).round(3)
+    array([0.665, 0.245, 0.09 ])
+    """
+
+    name = "shannon"
+
+    @staticmethod
+    def value(delta):
+        return xp.log1p(xp.exp(-xp.abs(delta)))
+
+    @staticmethod
+    def prob(delta):
+        small = xp.exp(-xp.abs(delta))
+        large = 1.0 / (1.0 + small)
+        return xp.where(delta > 0.0, large, small * large)
+
+    @staticmethod
+    def dprob(q):
+        return q * (1.0 - q)
+
+
+class Gini(Regularizer):
+    """``Omega(q) = gamma/2 (sum q^2 - 1)``: sparse; a decision is certain once ``abs(delta) >= gamma``.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.relax(np.array([2.0, 1.5, 0.0]), kg.TopK(1), kg.Gini())
+    array([0.75, 0.25, 0.  ])
+    """
+
+    name = "gini"
+
+    @staticmethod
+    def value(delta):
+        smaller = 0.5 * (1.0 - xp.abs(delta))
+        smaller = xp.where(smaller < 0.0, 0.0, smaller)
+        return smaller * smaller
+
+    @staticmethod
+    def prob(delta):
+        q = 0.5 * (1.0 + delta)
+        return xp.where(q < 0.0, 0.0, xp.where(q > 1.0, 1.0, q))
+
+    @staticmethod
+    def dprob(q):
+        return xp.where(q * (1.0 - q) > 0.0, 0.5, 0.0 * q)
+
+
+class Tsallis(Regularizer):
+    """``Omega(q) = 4 gamma/3 (sum q^1.5 - 1)``: between the two; sparse beyond ``abs(delta) >= 2 gamma``, and smooth.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.relax(np.array([2.0, 1.0, -2.0]), kg.TopK(1), kg.Tsallis()).round(3)
+    array([0.831, 0.169, 0.   ])
+    """
+
+    name = "tsallis"
+
+    # With s = min(|delta|/2, 1) and r = sqrt(2 - s^2): sqrt(q) - sqrt(1 - q) = +-s and sqrt(q) + sqrt(1 - q) = r.
+    @staticmethod
+    def value(delta):
+        s = 0.5 * xp.abs(delta)
+        s = xp.where(s > 1.0, 1.0, s)
+        square = 2.0 - s * s
+        return 4.0 / 3.0 - s - xp.sqrt(square) * square * (1.0 / 3.0)
+
+    @staticmethod
+    def prob(delta):
+        s = 0.5 * xp.abs(delta)
+        s = xp.where(s > 1.0, 1.0, s)
+        root = 0.5 * (xp.sqrt(2.0 - s * s) - s)
+        smaller = root * root
+        return xp.where(delta > 0.0, 1.0 - smaller, smaller)
+
+    @staticmethod
+    def dprob(q):
+        u = xp.sqrt(q * (1.0 - q))
+        return u / xp.sqrt(1.0 + 2.0 * u)
+
+
+class Hard(Regularizer):
+    """``Omega = 0``, the exact maximum: the kernels of :func:`knapgrad.solve` use it. Ties are skipped."""
+
+    name = "hard"
+
+    @staticmethod
+    def value(delta):
+        return xp.where(delta > 0.0, 0.0, xp.where(delta < 0.0, 0.0, delta))
+
+    @staticmethod
+    def prob(delta):
+        return xp.where(delta > 0.0, 1.0, xp.where(delta < 0.0, 0.0, delta))
+
+    @staticmethod
+    def dprob(q):
+        return 0.0 * q
+
+
+REGULARIZERS: dict[str, type[Regularizer]] = {cls.name: cls for cls in (Shannon, Gini, Tsallis)}
+
+
+def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., Any]:
+    """The same code object with another module under the name ``xp``."""
+    return FunctionType(function.__code__, {"xp": backend}, function.__name__)
+
+
+def _check_positive(gamma: Any) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        return  # looking at values would break the graph
+    if getattr(gamma, "is_cuda", False):
+        return  # looking would stall the device
+    try:
+        positive = bool((gamma > 0) if isinstance(gamma, (int, float)) else (gamma > 0).all())
+    except RuntimeError:  # batched by torch.func.vmap: no values to look at
+        return
+    except (TypeError, AttributeError):
+        raise TypeError(
+            f"gamma must be a number, an array or a tensor, got {type(gamma).__name__}; for example knapgrad.Gini(0.5)"
+        ) from None
+    if not positive:
+        raise ValueError(f"gamma must be positive, got {gamma}; to select without smoothing use knapgrad.solve")

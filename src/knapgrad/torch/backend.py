@@ -1,0 +1,79 @@
+"""torch tensors: what :mod:`knapgrad.ops` asks of every framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knapgrad.constraints import Constraint
+from knapgrad.torch import operators
+from knapgrad.torch.operators import entropy, operator
+
+__all__ = ["entropy", "operator"]
+
+where, broadcast_to = torch.where, torch.broadcast_to
+
+
+def sample(theta: Tensor, *arguments: Any) -> Tensor:
+    return operators.sample(theta.detach(), *arguments, None)
+
+
+def solve(theta: Tensor, *arguments: Any) -> Tensor:
+    return operators.solve(theta.detach(), *arguments)
+
+
+def log_prob(*arguments: Any) -> Tensor:
+    return operators.log_prob(*arguments, None)
+
+
+def is_floating(x: Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def differentiates(x: Tensor) -> bool:
+    """Whether a gradient will be asked for."""
+    return x.requires_grad and torch.is_grad_enabled()
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether values can be looked at without stalling a device or breaking a trace."""
+    return not (x.is_cuda or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x))
+
+
+def computable(x: Tensor) -> Tensor:
+    """Half precision is computed in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def double(x: Tensor) -> Tensor:
+    return x.double()
+
+
+def as_type(x: Tensor, like: Tensor) -> Tensor:
+    return x.to(like.dtype)
+
+
+def array(x: Any, like: Tensor) -> Tensor:
+    """Numbers of any origin as a tensor beside ``like``."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x, device=like.device)
+
+
+def constants(constraint: Constraint, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and capacity beside a tensor (*batch, n), moved to its device once."""
+    key = (like.device, like.shape[-1])
+    if key not in constraint._cache:
+        arrays = constraint.weights_of(like.shape[-1]), constraint.capacity
+        constraint._cache[key] = tuple(torch.as_tensor(x, device=like.device) for x in arrays)
+    return constraint._cache[key]
+
+
+def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Random numbers in [0, 1) from a torch Generator, or from torch's global one."""
+    if rng is not None and not isinstance(rng, torch.Generator):
+        raise TypeError(
+            f"rng must be a torch.Generator or None for torch tensors, got {type(rng).__name__}; "
+            "for a seed use torch.Generator(theta.device).manual_seed(seed)"
+        )
+    return torch.rand(shape, generator=rng, dtype=like.dtype, device=like.device)
