@@ -14,12 +14,14 @@ class Constraint(ABC):
     Attributes:
         exactly: True if a selection must have just that weight, False if at most.
         capacity: int64 array, broadcastable to the batch of theta.
+        max_capacity: its largest entry, a plain number that is known without looking at a device.
     """
 
     exactly: ClassVar[bool]
-    capacity: np.ndarray
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: np.ndarray) -> None:
+        self.capacity = capacity
+        self.max_capacity = int(capacity.max()) if capacity.size else 0
         self._cache: dict[Any, Any] = {}  # what a framework made of the arrays, by its own key
 
     @abstractmethod
@@ -48,8 +50,7 @@ class TopK(Constraint):
     exactly = True
 
     def __init__(self, k: Any) -> None:
-        super().__init__()
-        self.capacity = _integers("k", k, "the number of items to pick")
+        super().__init__(_integers("k", k, "the number of items to pick"))
 
     @property
     def k(self) -> np.ndarray:
@@ -60,8 +61,8 @@ class TopK(Constraint):
 
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
-        if self.capacity.size and self.capacity.max() > n:
-            raise ValueError(f"k must be in 0..n, got {self.capacity.max()} for n = {n} items; lower k, or add items")
+        if self.max_capacity > n:
+            raise ValueError(f"k must be in 0..n, got {self.max_capacity} for n = {n} items; lower k, or add items")
         _check_broadcast("k", self.capacity.shape, shape[:-1], "the batch shape of theta")
 
     def __repr__(self) -> str:
@@ -84,11 +85,10 @@ class Knapsack(Constraint):
     exactly = False
 
     def __init__(self, weights: Any, capacity: Any) -> None:
-        super().__init__()
+        super().__init__(_integers("capacity", capacity, "the largest total weight"))
         self.weights = _integers("weights", weights, "one weight an item")
         if self.weights.ndim == 0:
             raise ValueError("weights must have one entry an item, got a single number; for equal weights use np.full(n, weight)")
-        self.capacity = _integers("capacity", capacity, "the largest total weight")
 
     def weights_of(self, n: int) -> np.ndarray:
         return self.weights

@@ -511,6 +511,44 @@ def _log_prob(regularizer, problem, scratch, begin, end, filled, y, cotangent, b
             _unpack(sums, first, members, stride, width, gradient)
 
 
+@_inline
+def _log_chance(q):
+    return where(q > 0.0, vector.log(where(q > 0.0, q, 1.0)), -1e30)
+
+
+@_kernel
+def _mode(regularizer, problem, scratch, begin, end, value, y):
+    """[mode]: a hard sweep M over the log-probabilities of the decisions, which then stand in the table as 0 and 1."""
+    width, n = lanes(scratch.narrow), problem.theta.shape[1]
+    stride, bands, like = problem.stride, scratch.bands, zeros(scratch.narrow)
+    M = scratch.narrow[: _row_length(problem, width)]
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
+        _values(regularizer, problem, bands, weights, theta, V, Q)
+        M[:] = 0.0
+        for i in range(n):
+            below = bands[i - 1, TOP] if i > 0 else 0
+            shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+            if not problem.exactly and bands[i, TOP] > below:
+                _extend(M, below, bands[i, TOP], stride, width, like)
+            for j in range((bands[i, COUNT] - 1) * width, -1, -width):
+                q = load(Q, table + j, like)
+                pick = load(M, start + j - shift, like) + _log_chance(q)
+                skip = load(M, start + j, like) + _log_chance(1.0 - q)
+                store(M, start + j, where(pick > skip, pick, skip))
+                store(Q, table + j, where(pick > skip, like + 1.0, where(q > -1.0, like, q)))  # NaN stays NaN
+        for lane in range(members):
+            value[first + lane] = _final(problem, scratch, V, first + lane, lane)
+            c = _goal(problem, scratch, first + lane)
+            for i in range(n - 1, -1, -1):
+                picked = 0.0
+                if c >= weights[i]:
+                    picked = Q[bands[i, OFFSET] + (c - bands[i, START]) * stride + lane]
+                y[first + lane, i] = picked
+                c -= weights[i] if picked > 0.0 else 0
+                c = c if problem.exactly else min(c, bands[i - 1, TOP] if i > 0 else 0)
+
+
 # What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity broadcastable to the batch.
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
@@ -536,7 +574,10 @@ def _layout(theta, weights, capacity, exactly):
 
 def _ready(array, *shape):
     """Of that shape, C-contiguous and writeable: the one memory layout that the kernels are compiled for."""
-    return np.require(array, requirements="CW").reshape(shape)
+    flags = array.flags
+    if not (flags.c_contiguous and flags.writeable):
+        array = np.array(array, order="C")
+    return array.reshape(shape)
 
 
 def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=1, tables=0, table=None):
@@ -616,6 +657,15 @@ def sample(theta, uniforms, weights, capacity, regularizer, exactly, table=None)
 def solve(theta, weights, capacity, exactly):
     """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
     return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), weights, capacity, "hard", exactly)[0]
+
+
+def mode(theta, weights, capacity, regularizer, exactly):
+    """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
+    layout = _layout(theta, weights, capacity, exactly)
+    value, y = _outputs(layout)
+    _run(_mode, [VARIANTS[regularizer]], layout, value, y, weight=2.0)
+    _check_feasible(value, exactly)
+    return y.reshape(theta.shape)
 
 
 def log_prob(theta, y, weights, capacity, regularizer, exactly, cotangent=None, table=None):

@@ -1,1 +1,11 @@
-"""Layers, a loss and a distribution for torch. The operations themselves are in :mod:`knapgrad`."""
+"""Layers, a loss and a distribution for torch. The operations themselves are in :mod:`knapgrad` and take tensors."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("knapgrad.torch needs PyTorch; install it with: pip install 'knapgrad[torch]'") from error
+
+from knapgrad.torch.distribution import SubsetDistribution as SubsetDistribution
+from knapgrad.torch.modules import FenchelYoungLoss as FenchelYoungLoss
+from knapgrad.torch.modules import Relax as Relax
+from knapgrad.torch.modules import Sample as Sample

@@ -27,8 +27,11 @@ def _define(
 ) -> Callable[..., Any]:
     """Registers ``torch.ops.knapgrad.<name>`` with its CPU kernel, shape rule, vmap rule and derivative, and returns what to call.
 
-    ``sample_dims`` maps the position of an argument to the number of sample dimensions it has before the batch. What is returned is
-    the operator, except inside of torch.func's transforms: those want an autograd.Function, so there it is one, made of the same parts.
+    ``sample_dims`` maps the position of an argument to the number of sample dimensions it has before the batch.
+
+    The derivative is put together three times from the same parts: registered with the operator, for torch.compile; as an
+    autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a plain autograd.Function,
+    because eager calls through either of the others spend tens of microseconds more than a small kernel takes.
     """
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
@@ -39,16 +42,34 @@ def _define(
         torch.library.register_vmap(qualified, _vmap_rule(name, operator, sample_dims or {}), lib=_library)
         return operator
     torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
-    parts = {"forward": lambda *arguments: operator(*arguments), "setup_context": setup, "backward": backward}
-    function = type(f"Knapgrad_{name}", (torch.autograd.Function,), {key: staticmethod(part) for key, part in parts.items()})
-    rule = _vmap_rule(name, function.apply, sample_dims or {})
-    function.vmap = staticmethod(rule)
-    torch.library.register_vmap(qualified, rule, lib=_library)
+
+    def below_autograd(*arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = below_autograd(*arguments)
+        setup(ctx, arguments, output)
+        return output
+
+    eager = _autograd_function(name, forward=forward, backward=backward)
+    functional = _autograd_function(name, forward=lambda *a: operator(*a), setup_context=setup, backward=backward)
+    functional.vmap = staticmethod(_vmap_rule(name, functional.apply, sample_dims or {}))
+    torch.library.register_vmap(qualified, functional.vmap, lib=_library)
 
     def call(*arguments: Any) -> Any:
-        return function.apply(*arguments) if torch._C._are_functorch_transforms_active() else operator(*arguments)
+        if torch.compiler.is_compiling():
+            return operator(*arguments)
+        if torch._C._are_functorch_transforms_active():
+            return functional.apply(*arguments)
+        return eager.apply(*arguments) if torch.is_grad_enabled() else below_autograd(*arguments)
 
     return call
+
+
+def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.autograd.Function]:
+    methods = {key: staticmethod(part) for key, part in parts.items()}
+    return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
 
 
 def _on_cpu(name: str) -> Callable[..., Any]:
@@ -89,7 +110,9 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
     "operator": (numba_cpu.operator, _everything),
     "tabulate": (numba_cpu.tabulate, _everything),
     "vjp": (numba_cpu.vjp, _everything),
+    "surrogate": (lambda theta, y, *_: y.copy(), _everything),
     "sample": (numba_cpu.sample, _everything),
+    "mode": (numba_cpu.mode, _everything),
     "solve": (numba_cpu.solve, _everything),
     "log_prob": (lambda *a: numba_cpu.log_prob(*a[:6], table=a[6]), _first),
     "log_prob_vjp": (_log_prob_vjp, _second),
@@ -119,7 +142,7 @@ def _vmap_rule(name: str, call: Callable[..., Any], sample_dims: dict[int, int])
                     x = x.reshape(x.shape[0], *[1] * (full - x.dim() + 1), *x.shape[1:])
             moved.append(x)
         results = call(*moved)
-        out = 1 if name in ("sample", "log_prob") else 0
+        out = 1 if name in ("surrogate", "sample", "log_prob") else 0
         return results, (out,) * len(results) if isinstance(results, tuple) else out
 
     return rule
@@ -127,7 +150,7 @@ def _vmap_rule(name: str, call: Callable[..., Any], sample_dims: dict[int, int])
 
 def _constants_of(name: str) -> tuple[int, int]:
     """The positions of weights and capacity: after theta and what else depends on the instance."""
-    first = {"vjp": 2, "sample": 2, "log_prob": 2, "log_prob_vjp": 3}.get(name, 1)
+    first = {"vjp": 2, "surrogate": 2, "sample": 2, "log_prob": 2, "log_prob_vjp": 3}.get(name, 1)
     return first, first + 1
 
 
@@ -189,30 +212,31 @@ def _vjp_backward(ctx, grad):
 vjp = _define("vjp", f"(Tensor theta, Tensor z, {_PROBLEM}) -> Tensor", _like_theta, _vjp_setup, _vjp_backward)
 
 
-# sample: discrete forwards; backwards the VJP of its mean, the paper's stochastic layer.
+# surrogate: a copy of selections y (samples, *batch, n) forwards, the VJP of relax backwards; the paper's stochastic layer.
 
 
-def _sample_fake(theta, uniforms, *_):
-    return torch.empty_like(uniforms, memory_format=torch.contiguous_format)
+def _like_second(theta, y, *_):
+    return torch.empty_like(y, memory_format=torch.contiguous_format)
 
 
-def _sample_setup(ctx, inputs, output):
-    theta, _, weights, capacity, ctx.regularizer, ctx.exactly, _ = inputs
+def _surrogate_setup(ctx, inputs, output):
+    theta, _, weights, capacity, ctx.regularizer, ctx.exactly = inputs
     ctx.save_for_backward(theta, weights, capacity)
 
 
-def _sample_backward(ctx, grad):
+def _surrogate_backward(ctx, grad):
     theta, weights, capacity = ctx.saved_tensors
-    product = vjp(theta, grad.sum(0), weights, capacity, ctx.regularizer, ctx.exactly)
-    return product, *[None] * 6
+    return vjp(theta, grad.sum(0), weights, capacity, ctx.regularizer, ctx.exactly), *[None] * 5
 
 
-_schema = f"(Tensor theta, Tensor uniforms, {_PROBLEM}, Tensor? table) -> Tensor"
-sample = _define("sample", _schema, _sample_fake, _sample_setup, _sample_backward, {1: 1})
+_schema = f"(Tensor theta, Tensor y, {_PROBLEM}) -> Tensor"
+surrogate = _define("surrogate", _schema, _like_second, _surrogate_setup, _surrogate_backward, {1: 1})
 
 
-# solve and tabulate: without derivatives.
+# sample, mode, solve and tabulate: without derivatives.
 
+sample = _define("sample", f"(Tensor theta, Tensor uniforms, {_PROBLEM}, Tensor? table) -> Tensor", _like_second, sample_dims={1: 1})
+mode = _define("mode", f"(Tensor theta, {_PROBLEM}) -> Tensor", _like_theta)
 solve = _define("solve", "(Tensor theta, Tensor weights, Tensor capacity, bool exactly) -> Tensor", _like_theta)
 
 

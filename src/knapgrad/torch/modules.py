@@ -1,0 +1,139 @@
+"""Layers and a loss. Weights and capacity are buffers: they follow ``.to()`` and are saved in ``state_dict``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from knapgrad import ops
+from knapgrad.constraints import Constraint, Knapsack, check_constraint
+from knapgrad.regularizers import Regularizer
+from knapgrad.torch.distribution import SubsetDistribution
+
+
+class _Selection(nn.Module):
+    """Holds a constraint and a regularizer; a gamma that is an ``nn.Parameter`` becomes one of the module."""
+
+    def __init__(self, constraint: Constraint, regularizer: Regularizer) -> None:
+        super().__init__()
+        self.constraint = constraint
+        self._kind = type(regularizer)
+        gamma = regularizer.gamma
+        if isinstance(gamma, Tensor) and not isinstance(gamma, nn.Parameter):
+            self.register_buffer("gamma", gamma)
+        else:
+            self.gamma = gamma
+        self.register_load_state_dict_post_hook(_read_constraint)
+
+    @property
+    def constraint(self) -> Constraint:
+        """What may be selected. Assign another one to change the budget; the buffers follow."""
+        return self._constraint
+
+    @constraint.setter
+    def constraint(self, constraint: Constraint) -> None:
+        check_constraint(constraint)
+        self._constraint = constraint
+        for name in _buffer_names(constraint):
+            device = self._buffers[name].device if name in self._buffers else None
+            self.register_buffer(name, torch.as_tensor(getattr(constraint, name), device=device))
+
+    @property
+    def regularizer(self) -> Regularizer:
+        return self._kind(self.gamma)
+
+    def extra_repr(self) -> str:
+        gamma = "learnable" if isinstance(self.gamma, nn.Parameter) else self.gamma
+        return f"{self.constraint}, {self._kind.__name__}(gamma={gamma})"
+
+
+def _buffer_names(constraint: Constraint) -> tuple[str, ...]:
+    return ("weights", "capacity") if isinstance(constraint, Knapsack) else ("k",)
+
+
+def _read_constraint(module: _Selection, _incompatible: Any) -> None:
+    """After load_state_dict: the constraint says what the buffers say, checked like any other."""
+    module._constraint = type(module._constraint)(*(module._buffers[name] for name in _buffer_names(module._constraint)))
+
+
+class Relax(_Selection):
+    """The relaxed selection as a layer: ``(*batch, n) -> (*batch, n)``, with its exact gradient.
+
+    Args:
+        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`.
+        regularizer: with its gamma, which may be an ``nn.Parameter``.
+        hard_eval: in eval mode give the exact 0/1 selection (:func:`knapgrad.solve`) instead.
+
+    >>> import torch, knapgrad as kg
+    >>> layer = kg.torch.Relax(kg.Knapsack([3, 2, 2], 4), kg.Gini(0.5), hard_eval=True).eval()
+    >>> layer(torch.tensor([3.0, 2.0, 2.0]))
+    tensor([0., 1., 1.])
+    """
+
+    def __init__(self, constraint: Constraint, regularizer: Regularizer, hard_eval: bool = False) -> None:
+        super().__init__(constraint, regularizer)
+        self.hard_eval = hard_eval
+
+    def forward(self, theta: Tensor) -> Tensor:
+        if self.hard_eval and not self.training:
+            return ops.solve(theta, self.constraint)
+        return self.soft(theta)
+
+    def soft(self, theta: Tensor) -> Tensor:
+        return ops.relax(theta, self.constraint, self.regularizer)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, hard_eval={self.hard_eval}"
+
+
+class Sample(Relax):
+    """The stochastic layer: a random feasible 0/1 selection forwards, the exact gradient of its mean backwards.
+
+    Args:
+        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`.
+        regularizer: with its gamma, which may be an ``nn.Parameter``.
+        hard_eval: in eval mode give the exact selection (:func:`knapgrad.solve`) instead of a random one.
+
+    Random numbers come from torch's global generator, or from the ``generator`` given to a call.
+
+    >>> import torch, knapgrad as kg
+    >>> layer = kg.torch.Sample(kg.TopK(2), kg.Shannon())
+    >>> layer(torch.zeros(3, 5)).sum(-1)
+    tensor([2., 2., 2.])
+    """
+
+    def forward(self, theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if self.hard_eval and not self.training:
+            return ops.solve(theta, self.constraint)
+        distribution = SubsetDistribution(theta, self.constraint, self.regularizer, validate_args=False)
+        return distribution.rsample(generator=generator)
+
+
+class FenchelYoungLoss(_Selection):
+    """:func:`knapgrad.fenchel_young_loss` with a reduction: ``(*batch, n), (*batch, n) -> ()``.
+
+    Args:
+        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`.
+        regularizer: with its gamma.
+        reduction: "mean", "sum", or "none" for one loss an instance.
+
+    >>> import torch, knapgrad as kg
+    >>> loss = kg.torch.FenchelYoungLoss(kg.TopK(1), kg.Gini())
+    >>> loss(torch.tensor([[5.0, 0.0], [0.0, 5.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    tensor(0.)
+    """
+
+    def __init__(self, constraint: Constraint, regularizer: Regularizer, reduction: str = "mean") -> None:
+        super().__init__(constraint, regularizer)
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        self.reduction = reduction
+
+    def forward(self, theta: Tensor, target: Tensor) -> Tensor:
+        loss = ops.fenchel_young_loss(theta, target, self.constraint, self.regularizer)
+        return loss if self.reduction == "none" else getattr(loss, self.reduction)()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, reduction={self.reduction}"
