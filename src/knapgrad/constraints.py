@@ -127,6 +127,9 @@ def _check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...],
         raise ValueError(f"{name} of shape {tuple(shape)} does not broadcast to {what}, which is {tuple(target)}; reshape it")
 
 
+_LIMIT = 2**60  # sums of two stay within int64
+
+
 def _integers(name: str, value: Any, meaning: str) -> np.ndarray:
     """A non-negative int64 array that nobody else holds, from a list, NumPy, torch or JAX."""
     if hasattr(value, "detach"):
@@ -145,10 +148,10 @@ def _integers(name: str, value: Any, meaning: str) -> np.ndarray:
                 f"{name} must be whole numbers ({meaning}), got {_offender(array, array != np.rint(array))}; "
                 "scale weights and capacity by a common factor, for example by 100 for two decimals, and round"
             )
-        if array.size and np.abs(array).max() >= 2.0**62:
-            raise ValueError(f"{name} must be below 2**62, got {np.abs(array).max()}")
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must not be negative ({meaning}), got {_offender(array, array < 0)}")
+    if array.size and array.max() >= _LIMIT:
+        raise ValueError(f"{name} must be below 2**60, got {array.max()}; a capacity above the total weight is no limit at all")
     return np.array(array, dtype=np.int64, order="C")
 
 

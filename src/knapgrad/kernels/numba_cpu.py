@@ -16,7 +16,7 @@ Infeasible is a large negative number, not -inf: differences of two such are fin
 Tags such as [V] name the equations in docs/math.md.
 """
 
-from math import prod
+from math import log, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from knapgrad.kernels import pool, vector
 from knapgrad.kernels.vector import broadcast, cast, first_lane, lanes, load, store, total, where, zeros
 
 INFEASIBLE = -1e300
+LOG2, LOG2_INVERSE = log(2), 1 / log(2)
 
 _inline = njit(forceinline=True, error_model="numpy")
 _function = njit(nogil=True, error_model="numpy")
@@ -277,6 +278,87 @@ def _values(regularizer, problem, bands, weights, theta, V, Q):
             store(Q, table + j, prob(regularizer, delta))  # [Q]
 
 
+@_function
+def _sums(problem, bands, weights, theta, M, X, Q):
+    """[V] and [Q] of Shannon as sums over selections: exp V[c] = M[c] 2^X[c], so that the loop has no exp and no log."""
+    like, width, stride = zeros(Q), lanes(Q), problem.stride
+    never = _never(Q)
+    M[:] = 1.0
+    X[:] = never if problem.exactly else 0.0
+    X[:stride] = 0.0
+    below = 0
+    for i in range(weights.shape[0]):
+        top, shift, start, table = bands[i, TOP], weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        if not problem.exactly and top > below:
+            _extend(M, below, top, stride, width, like)
+            _extend(X, below, top, stride, width, like)
+        below = top
+        theta_i = load(theta, i * width, like)
+        out = theta_i < 0.5 * INFEASIBLE
+        power = where(out, never, vector.rint(theta_i * LOG2_INVERSE))
+        rest = where(out, 0.0, theta_i - power * vector.LOG2_HIGH - power * vector.LOG2_LOW)
+        factor_i, power_i = cast(vector.exp(rest), like), cast(power, like)
+        for j in range((bands[i, COUNT] - 1) * width, -1, -width):
+            skip, skip_power = load(M, start + j, like), load(X, start + j, like)
+            pick, pick_power = load(M, start + j - shift, like) * factor_i, load(X, start + j - shift, like) + power_i
+            ahead = pick_power - skip_power
+            scale = vector.exp2(-vector.abs(ahead))
+            pick = where(ahead > 0.0, pick, pick * scale)
+            both = pick + where(ahead > 0.0, skip * scale, skip)
+            store(M, start + j, both)  # [V]
+            store(X, start + j, where(ahead > 0.0, pick_power, skip_power))
+            store(Q, table + j, pick / both)  # [Q]
+        if i % 16 == 15:  # M has grown by less than 3^16
+            for p in range(0, (top + 1) * stride + width, width):
+                m = load(M, p, like)
+                store(M, p, vector.mantissa(m))
+                store(X, p, load(X, p, like) + vector.exponent(m))
+
+
+@_inline
+def _never(Q):
+    """The power of two that stands for an infeasible state: whole numbers are exact to twice that."""
+    return -(2.0**23) if Q.itemsize == 4 else -(2.0**52)
+
+
+@_function
+def _sums_fit(theta, Q, row):
+    """Whether all exponents that can occur are far from that of an infeasible state; False for NaN."""
+    like, width = zeros(Q), lanes(Q)
+    largest = load(theta, 0, like) * 0.0
+    for p in range(0, theta.shape[0], width):
+        theta_i = load(theta, p, like)
+        largest = largest + where(theta_i < 0.5 * INFEASIBLE, 0.0, vector.abs(theta_i))
+    store(row, 0, largest)
+    for lane in range(width):
+        if not row[lane] * LOG2_INVERSE < -0.5 * _never(Q):
+            return False
+    return True
+
+
+def _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q):
+    """Q, and V at the goals of the members of a group."""
+
+
+@overload(_fill)
+def _choose_fill(regularizer, problem, scratch, first, members, weights, theta, V, Q):
+    def by_values(regularizer, problem, scratch, first, members, weights, theta, V, Q):
+        _values(regularizer, problem, scratch.bands, weights, theta, V, Q)
+
+    def by_sums(regularizer, problem, scratch, first, members, weights, theta, V, Q):
+        if theta.shape[0] == 0 or not _sums_fit(theta, Q, V):
+            _values(regularizer, problem, scratch.bands, weights, theta, V, Q)
+            return
+        row = _row_length(problem, lanes(Q))
+        M, X = scratch.narrow[:row], scratch.narrow[row : 2 * row]  # before the backward sweep needs them
+        _sums(problem, scratch.bands, weights, theta, M, X, Q)
+        for lane in range(members):
+            goal = _goal(problem, scratch, first + lane) * problem.stride + lane
+            V[goal] = INFEASIBLE if X[goal] < 0.75 * _never(Q) else np.log(np.float64(M[goal])) + X[goal] * LOG2
+
+    return by_sums if regularizer.variant == "shannon" else by_values
+
+
 @_inline
 def _marginals_row(i, problem, bands, weights, E, Q, like, width):
     """One step of [E]; returns [y] of the item."""
@@ -316,28 +398,19 @@ def _marginals(problem, bands, weights, E, Q, y):
 
 
 @_function
-def _tangents(regularizer, direction, problem, bands, weights, theta, z, V, T, Q, R):
-    """The V sweep together with its derivative T in a direction, [V'], and that of Q, [Q']."""
+def _tangents(regularizer, direction, problem, bands, weights, z, T, Q, R):
+    """The derivative T of the V sweep in a direction, [V'], and that of Q, [Q']."""
     like, width, stride = zeros(Q), lanes(Q), problem.stride
-    _start_values(V, problem.exactly, stride)
     T[:] = 0.0
     below = 0
     for i in range(weights.shape[0]):
         top, shift, start, table = bands[i, TOP], weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
         if not problem.exactly and top > below:
-            _extend(V, below, top, stride, width, like)
             _extend(T, below, top, stride, width, like)
         below = top
-        theta_i = load(theta, i * width, like)
         z_i = load(z, i * width, like)
         for j in range((bands[i, COUNT] - 1) * width, -1, -width):
-            skip = load(V, start + j, like)
-            pick = load(V, start + j - shift, like) + theta_i
-            advantage = pick - skip
-            delta = cast(advantage, like)
-            store(V, start + j, where(advantage > 0.0, pick, skip) + cast(smoothed(regularizer, delta), skip))  # [V]
-            q = prob(regularizer, delta)
-            store(Q, table + j, q)  # [Q]
+            q = load(Q, table + j, like)
             T_c = load(T, start + j, like)
             change = load(T, start + j - shift, like) - T_c
             added, slope = source(direction, q, z_i)
@@ -402,7 +475,7 @@ def _operator(regularizer, problem, scratch, begin, end, relaxed, value, y):
     E, sums = scratch.narrow[:row], scratch.narrow[row : row + n * width]
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
-        _values(regularizer, problem, scratch.bands, weights, theta, V, Q)
+        _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q)
         for lane in range(members):
             value[first + lane] = _final(problem, scratch, V, first + lane, lane)
         if relaxed:
@@ -424,7 +497,8 @@ def _tangent(regularizer, direction, problem, scratch, begin, end, z, backwards,
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
         _pack(z, first, members, problem.stride, width, packed)
-        _tangents(regularizer, direction, problem, scratch.bands, weights, theta, packed, V, T, Q, R)
+        _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q)
+        _tangents(regularizer, direction, problem, scratch.bands, weights, packed, T, Q, R)
         for lane in range(members):
             value[first + lane] = _final(problem, scratch, V, first + lane, lane)
             tangent[first + lane] = T[_goal(problem, scratch, first + lane) * problem.stride + lane]
@@ -442,7 +516,7 @@ def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, 
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
         if not filled:
-            _values(regularizer, problem, bands, weights, theta, V, Q)
+            _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
                 value[first + lane] = _final(problem, scratch, V, first + lane, lane)
         for s in range(y.shape[0]):
@@ -474,7 +548,7 @@ def _log_prob(regularizer, problem, scratch, begin, end, filled, y, cotangent, b
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
         if not filled:
-            _values(regularizer, problem, bands, weights, theta, V, Q)
+            _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
                 value[first + lane] = _final(problem, scratch, V, first + lane, lane)
         for s in range(y.shape[0]):
@@ -524,7 +598,7 @@ def _mode(regularizer, problem, scratch, begin, end, value, y):
     M = scratch.narrow[: _row_length(problem, width)]
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
-        _values(regularizer, problem, bands, weights, theta, V, Q)
+        _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q)
         M[:] = 0.0
         for i in range(n):
             below = bands[i - 1, TOP] if i > 0 else 0
@@ -580,7 +654,7 @@ def _ready(array, *shape):
     return array.reshape(shape)
 
 
-def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=1, tables=0, table=None):
+def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, tables=0, table=None):
     """Runs a kernel over all groups, in slices, each thread in its own scratch."""
     problem, groups, cells = layout
     theta = problem.theta

@@ -216,10 +216,16 @@ def _is_single(x):
 
 
 def _polynomial(builder, x, coefficients):
-    result = _constant(x.type, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        result = builder.fadd(builder.fmul(result, x, flags=_FUSE), _constant(x.type, coefficient), flags=_FUSE)
-    return result
+    """By Estrin's scheme: pairs, then pairs of pairs, so that the chain of dependent instructions stays short."""
+    terms = [_constant(x.type, coefficient) for coefficient in coefficients]
+    while len(terms) > 1:
+        if len(terms) % 2:
+            terms.append(_constant(x.type, 0.0))
+        terms = [
+            builder.fadd(builder.fmul(high, x, flags=_FUSE), low, flags=_FUSE) for low, high in zip(terms[::2], terms[1::2])
+        ]
+        x = builder.fmul(x, x)
+    return terms[0]
 
 
 def _integers(x):
@@ -236,7 +242,8 @@ _ATANH_SINGLE = (2.000000007681759, 0.6666632164137777, 0.40024595230703747, 0.2
 _ATANH_DOUBLE = (2.0, 0.6666666666666615, 0.4000000000018575, 0.28571428545454114, 0.22222224080747674,
                  0.18181740832504806, 0.1538661404230401, 0.13300374032674625, 0.12110168728069218, 0.0832450651186082,
                  0.17044163562781398)  # fmt: skip
-_LOG2_HIGH, _LOG2_LOW = 0.693145751953125, 1.4286068203094172e-06  # the high part times a small integer is exact
+# log(2) in two parts: the high one times a whole number below 2^20 (2^37 in float64) is exact.
+LOG2_HIGH, LOG2_LOW = 0.693145751953125, 1.4286068203094172e-06
 
 
 @_function
@@ -264,27 +271,73 @@ def sqrt(builder, x):
 
 
 @_function
+def rint(builder, x):
+    """The nearest whole number."""
+    return _llvm_intrinsic(builder, "rint", x)
+
+
+def _fields(x):
+    """Of the floating-point format: the bits of the fraction, and the bias of the exponent."""
+    return (23, 127) if _is_single(x) else (52, 1023)
+
+
+def _power(builder, shifted):
+    """2^k from a float whose low bits hold k + bias, as adding 1.5 * 2^(bits of the fraction) leaves them."""
+    bits = builder.shl(builder.bitcast(shifted, _integers(shifted)), _constant(_integers(shifted), _fields(shifted)[0]))
+    return builder.bitcast(bits, shifted.type)
+
+
+@_function
+def exp2(builder, x):
+    """2^x of a whole number x <= 0; 0 where the result would not be a normal number."""
+    fraction, bias = _fields(x)
+    power = _power(builder, builder.fadd(x, _constant(x.type, 1.5 * 2.0**fraction + bias)))
+    return builder.select(builder.fcmp_ordered(">", x, _constant(x.type, -float(bias))), power, _constant(x.type, 0.0))
+
+
+@_function
 def exp(builder, x):
-    """Exponential of x <= 0; 0 where the result would not be a normal number."""
-    single = _is_single(x)
-    mantissa, bias, smallest = (23, 127, -87.3) if single else (52, 1023, -708.3)
-    # Adding 1.5 * 2^mantissa rounds to an integer and leaves it in the low bits.
-    shifter = _constant(x.type, 1.5 * 2.0**mantissa)
-    rounded = builder.fadd(builder.fmul(x, _constant(x.type, 1 / math.log(2))), shifter)
-    integer = builder.fsub(rounded, shifter)
-    r = builder.fsub(x, builder.fmul(integer, _constant(x.type, _LOG2_HIGH), flags=_FUSE), flags=_FUSE)
-    r = builder.fsub(r, builder.fmul(integer, _constant(x.type, _LOG2_LOW), flags=_FUSE), flags=_FUSE)
-    bits = builder.add(builder.bitcast(rounded, _integers(x)), _constant(_integers(x), bias))
-    power = builder.bitcast(builder.shl(bits, _constant(_integers(x), mantissa)), x.type)
-    result = builder.fmul(_polynomial(builder, r, _EXP_SINGLE if single else _EXP_DOUBLE), power)
-    vanishes = builder.fcmp_ordered("<", x, _constant(x.type, smallest))
+    """Exponential of x <= 1; 0 where the result would not be a normal number."""
+    fraction, bias = _fields(x)
+    shifter = _constant(x.type, 1.5 * 2.0**fraction + bias)
+    shifted = builder.fadd(builder.fmul(x, _constant(x.type, 1 / math.log(2))), shifter)  # rounds to a whole number
+    whole = builder.fsub(shifted, shifter)
+    r = builder.fsub(x, builder.fmul(whole, _constant(x.type, LOG2_HIGH), flags=_FUSE), flags=_FUSE)
+    r = builder.fsub(r, builder.fmul(whole, _constant(x.type, LOG2_LOW), flags=_FUSE), flags=_FUSE)
+    polynomial = _polynomial(builder, r, _EXP_SINGLE if _is_single(x) else _EXP_DOUBLE)
+    result = builder.fmul(polynomial, _power(builder, shifted))
+    vanishes = builder.fcmp_ordered("<", x, _constant(x.type, -(bias - 1) * math.log(2)))
     return builder.select(vanishes, _constant(x.type, 0.0), result)
+
+
+def _mantissa(builder, x):
+    fraction, bias = _fields(x)
+    bits = builder.and_(builder.bitcast(x, _integers(x)), _constant(_integers(x), 2**fraction - 1))
+    return builder.bitcast(builder.or_(bits, _constant(_integers(x), bias << fraction)), x.type)
+
+
+def _exponent(builder, x):
+    fraction, bias = _fields(x)
+    bits = builder.lshr(builder.bitcast(x, _integers(x)), _constant(_integers(x), fraction))
+    return builder.sitofp(builder.sub(bits, _constant(_integers(x), bias)), x.type)
 
 
 def _log1p(builder, x):
     s = builder.fdiv(x, builder.fadd(x, _constant(x.type, 2.0)))
     square = builder.fmul(s, s)
     return builder.fmul(s, _polynomial(builder, square, _ATANH_SINGLE if _is_single(x) else _ATANH_DOUBLE))
+
+
+@_function
+def mantissa(builder, x):
+    """The m of a positive normal number m 2^e with 1 <= m < 2."""
+    return _mantissa(builder, x)
+
+
+@_function
+def exponent(builder, x):
+    """The e of a positive normal number m 2^e with 1 <= m < 2."""
+    return _exponent(builder, x)
 
 
 @_function
@@ -296,11 +349,6 @@ def log1p(builder, x):
 @_function
 def log(builder, x):
     """Logarithm of a positive normal number, absolute error below 3 units in the last place of its result or of 1."""
-    mantissa, bias = (23, 127) if _is_single(x) else (52, 1023)
-    bits = builder.bitcast(x, _integers(x))
-    exponent = builder.sub(builder.lshr(bits, _constant(_integers(x), mantissa)), _constant(_integers(x), bias))
-    fraction = builder.and_(bits, _constant(_integers(x), 2**mantissa - 1))
-    one = builder.or_(fraction, _constant(_integers(x), bias << mantissa))
-    part = _log1p(builder, builder.fsub(builder.bitcast(one, x.type), _constant(x.type, 1.0)))
-    result = builder.fadd(builder.fmul(builder.sitofp(exponent, x.type), _constant(x.type, math.log(2))), part)
+    part = _log1p(builder, builder.fsub(_mantissa(builder, x), _constant(x.type, 1.0)))
+    result = builder.fadd(builder.fmul(_exponent(builder, x), _constant(x.type, math.log(2))), part)
     return builder.select(builder.fcmp_unordered("uno", x, x), x, result)
