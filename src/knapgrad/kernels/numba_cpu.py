@@ -360,18 +360,37 @@ def _choose_fill(regularizer, problem, scratch, first, members, weights, theta, 
 
 
 @_inline
-def _marginals_row(i, problem, bands, weights, E, Q, like, width):
+def _marginals_row(i, problem, bands, weights, E, P, Q, like, width):
     """One step of [E]; returns [y] of the item."""
     stride = problem.stride
     shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+    at_once = _at_once(stride, shift, width)
     y_i = like
     for j in range(0, bands[i, COUNT] * width, width):
         E_c = load(E, start + j, like)
         picked = E_c * load(Q, table + j, like)
         store(E, start + j, E_c - picked)
-        store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+        if at_once:
+            store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+        else:
+            store(P, j, picked)
         y_i = y_i + picked
+    if not at_once:
+        _arrive(E, P, start - shift, bands[i, COUNT], width, like)
     return y_i
+
+
+@_inline
+def _at_once(stride, shift, width):
+    """Whether picks may be added in the same pass. A load that straddles two vectors just stored has to wait for both."""
+    return stride > 1 or shift > 4 * width
+
+
+@_inline
+def _arrive(E, P, start, count, width, like):
+    """Adds what was picked, in a pass of its own."""
+    for j in range(0, count * width, width):
+        store(E, start + j, load(E, start + j, like) + load(P, j, like))
 
 
 @_inline
@@ -389,11 +408,11 @@ def _start_marginals(problem, scratch, first, members, E):
 
 
 @_function
-def _marginals(problem, bands, weights, E, Q, y):
+def _marginals(problem, bands, weights, E, P, Q, y):
     """The E sweep of [E] and [y]."""
     like, width = zeros(Q), lanes(Q)
     for i in range(weights.shape[0] - 1, -1, -1):
-        store(y, i * width, _marginals_row(i, problem, bands, weights, E, Q, like, width))
+        store(y, i * width, _marginals_row(i, problem, bands, weights, E, P, Q, like, width))
         _fold_row(i, problem, bands, E, like, width)
 
 
@@ -419,11 +438,12 @@ def _tangents(regularizer, direction, problem, bands, weights, z, T, Q, R):
 
 
 @_function
-def _tangent_marginals(problem, bands, weights, E, D, Q, R, product):
+def _tangent_marginals(problem, bands, weights, E, D, P, S, Q, R, product):
     """The E sweep together with its derivative D in the direction of the tangent sweep, [E'] and [Hz]."""
     like, width, stride = zeros(Q), lanes(Q), problem.stride
     for i in range(weights.shape[0] - 1, -1, -1):
         shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        at_once = _at_once(stride, shift, width)
         sum_i = like
         for j in range(0, bands[i, COUNT] * width, width):
             q = load(Q, table + j, like)
@@ -433,9 +453,16 @@ def _tangent_marginals(problem, bands, weights, E, D, Q, R, product):
             change = D_c * q + E_c * load(R, table + j, like)
             store(E, start + j, E_c - picked)
             store(D, start + j, D_c - change)
-            store(E, start + j - shift, load(E, start + j - shift, like) + picked)
-            store(D, start + j - shift, load(D, start + j - shift, like) + change)
+            if at_once:
+                store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+                store(D, start + j - shift, load(D, start + j - shift, like) + change)
+            else:
+                store(P, j, picked)
+                store(S, j, change)
             sum_i = sum_i + change
+        if not at_once:
+            _arrive(E, P, start - shift, bands[i, COUNT], width, like)
+            _arrive(D, S, start - shift, bands[i, COUNT], width, like)
         store(product, i * width, sum_i)
         _fold_row(i, problem, bands, E, like, width)
         _fold_row(i, problem, bands, D, like, width)
@@ -472,7 +499,7 @@ def _prepare(problem, scratch, group):
 def _operator(regularizer, problem, scratch, begin, end, relaxed, value, y):
     width, n = lanes(scratch.narrow), problem.theta.shape[1]
     row = _row_length(problem, width)
-    E, sums = scratch.narrow[:row], scratch.narrow[row : row + n * width]
+    E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
         _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q)
@@ -480,7 +507,7 @@ def _operator(regularizer, problem, scratch, begin, end, relaxed, value, y):
             value[first + lane] = _final(problem, scratch, V, first + lane, lane)
         if relaxed:
             _start_marginals(problem, scratch, first, members, E)
-            _marginals(problem, scratch.bands, weights, E, Q, sums)
+            _marginals(problem, scratch.bands, weights, E, P, Q, sums)
             _unpack(sums, first, members, problem.stride, width, y)
             for b in range(first, first + members):
                 for i in range(n):
@@ -491,8 +518,9 @@ def _operator(regularizer, problem, scratch, begin, end, relaxed, value, y):
 def _tangent(regularizer, direction, problem, scratch, begin, end, z, backwards, value, tangent, product):
     width, n = lanes(scratch.narrow), problem.theta.shape[1]
     row, cells = _row_length(problem, width), scratch.table.shape[1]
-    E, D, T = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 3 * row]
-    rest = scratch.narrow[3 * row :]
+    E, D = scratch.narrow[:row], scratch.narrow[row : 2 * row]
+    T, S = scratch.narrow[2 * row : 3 * row], scratch.narrow[3 * row : 4 * row]
+    rest = scratch.narrow[4 * row :]
     packed, sums, R = rest[: n * width], rest[n * width : 2 * n * width], rest[2 * n * width : 2 * n * width + cells]
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
@@ -505,7 +533,7 @@ def _tangent(regularizer, direction, problem, scratch, begin, end, z, backwards,
         if backwards:
             _start_marginals(problem, scratch, first, members, E)
             D[:] = 0.0
-            _tangent_marginals(problem, scratch.bands, weights, E, D, Q, R, sums)
+            _tangent_marginals(problem, scratch.bands, weights, E, D, T, S, Q, R, sums)
             _unpack(sums, first, members, problem.stride, width, product)
 
 
@@ -543,7 +571,7 @@ def _log_prob(regularizer, problem, scratch, begin, end, filled, y, cotangent, b
     width, n = lanes(scratch.narrow), problem.theta.shape[1]
     stride, bands, states, exactly = problem.stride, scratch.bands, scratch.states, problem.exactly
     row = _row_length(problem, width)
-    A, sums = scratch.narrow[:row], scratch.narrow[row : row + n * width]
+    A, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
     like = zeros(scratch.narrow)
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
@@ -558,7 +586,7 @@ def _log_prob(regularizer, problem, scratch, begin, end, filled, y, cotangent, b
         for i in range(n - 1, -1, -1):
             below = bands[i - 1, TOP] if i > 0 else 0
             if backwards:
-                store(sums, i * width, _marginals_row(i, problem, bands, weights, A, Q, like, width))
+                store(sums, i * width, _marginals_row(i, problem, bands, weights, A, P, Q, like, width))
             for s in range(y.shape[0]):
                 for lane in range(members):
                     b, state = first + lane, s * members + lane
@@ -626,7 +654,7 @@ def _mode(regularizer, problem, scratch, begin, end, value, y):
 # What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity broadcastable to the batch.
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
-_LARGEST_SHARED_TABLE = 4 << 20  # bytes
+_LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads are worth waking
 
 
@@ -712,7 +740,7 @@ def _tangent_of(direction, theta, z, weights, capacity, regularizer, exactly, ba
     (value, product), z = _outputs(layout), _ready(z, *layout[0].theta.shape)
     tangent = np.empty_like(value)
     variants = [VARIANTS[regularizer], VARIANTS[direction]]
-    _run(_tangent, variants, layout, z, backwards, value, tangent, product, weight=weight, rows=3, tables=1)
+    _run(_tangent, variants, layout, z, backwards, value, tangent, product, weight=weight, rows=4, tables=1)
     _check_feasible(value, exactly)
     return tangent.reshape(theta.shape[:-1]), product.reshape(theta.shape)
 
