@@ -4,7 +4,8 @@ A constraint, a regularizer and an operation::
 
     kg.relax(theta, kg.Knapsack(weights, capacity), kg.Gini(0.5))
 
-NumPy arrays and torch tensors go in and come out. Layers, losses and a distribution for torch are in :mod:`knapgrad.torch`.
+NumPy arrays and torch tensors go in and come out. Layers, losses and a distribution for torch are in
+:mod:`knapgrad.torch`.
 """
 
 from knapgrad.constraints import Knapsack as Knapsack

@@ -73,9 +73,11 @@ class Knapsack(Constraint):
     """Items of a total weight of at most the capacity.
 
     Args:
-        weights: non-negative integers, (n,) or broadcastable to theta. Zero is fine; an item heavier than the capacity is out.
-        capacity: a non-negative integer, or integers broadcastable to the batch of theta. Time and scratch memory grow with it
-            (at most with the total weight), so divide weights and capacity by a common factor if there is one.
+        weights: non-negative integers, (n,) or broadcastable to theta. Zero is fine; an item heavier than the
+            capacity is out.
+        capacity: a non-negative integer, or integers broadcastable to the batch of theta. Time and scratch memory
+            grow with it (at most with the total weight), so divide weights and capacity by a common factor if there
+            is one.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([3.0, 2.0, 2.0]), kg.Knapsack([3, 2, 2], 4))
@@ -88,7 +90,9 @@ class Knapsack(Constraint):
         super().__init__(_integers("capacity", capacity, "the largest total weight"))
         self.weights = _integers("weights", weights, "one weight an item")
         if self.weights.ndim == 0:
-            raise ValueError("weights must have one entry an item, got a single number; for equal weights use np.full(n, weight)")
+            raise ValueError(
+                "weights must have one entry an item, got a single number; for equal weights use np.full(n, weight)"
+            )
 
     def weights_of(self, n: int) -> np.ndarray:
         return self.weights
@@ -124,7 +128,9 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def _check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...], what: str) -> None:
     if not broadcasts(shape, target):
-        raise ValueError(f"{name} of shape {tuple(shape)} does not broadcast to {what}, which is {tuple(target)}; reshape it")
+        raise ValueError(
+            f"{name} of shape {tuple(shape)} does not broadcast to {what}, which is {tuple(target)}; reshape it"
+        )
 
 
 _LIMIT = 2**60  # sums of two stay within int64
@@ -142,16 +148,17 @@ def _integers(name: str, value: Any, meaning: str) -> np.ndarray:
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype} from {type(value).__name__}")
-    if array.dtype.kind == "f":
-        if not np.array_equal(array, np.rint(array)):
-            raise ValueError(
-                f"{name} must be whole numbers ({meaning}), got {_offender(array, array != np.rint(array))}; "
-                "scale weights and capacity by a common factor, for example by 100 for two decimals, and round"
-            )
+    if array.dtype.kind == "f" and not np.array_equal(array, np.rint(array)):
+        raise ValueError(
+            f"{name} must be whole numbers ({meaning}), got {_offender(array, array != np.rint(array))}; "
+            "scale weights and capacity by a common factor, for example by 100 for two decimals, and round"
+        )
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must not be negative ({meaning}), got {_offender(array, array < 0)}")
     if array.size and array.max() >= _LIMIT:
-        raise ValueError(f"{name} must be below 2**60, got {array.max()}; a capacity above the total weight is no limit at all")
+        raise ValueError(
+            f"{name} must be below 2**60, got {array.max()}; a capacity above the total weight is no limit at all"
+        )
     return np.array(array, dtype=np.int64, order="C")
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from knapgrad.constraints import Constraint, broadcasts, check_constraint
 from knapgrad.regularizers import REGULARIZERS, Regularizer
 
-Array = TypeVar("Array")
+Array = TypeVar("Array", bound=Any)  # a NumPy array or a torch tensor
+
 
 def solve(theta: Array, constraint: Constraint) -> Array:
     """The best feasible selection, ``argmax_y <theta, y>``, exactly, as zeros and ones.
@@ -63,10 +64,11 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
 
 def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
-    """The relaxed selection: for each item the probability to be picked, a point in the convex hull of the feasible selections.
+    """The relaxed selection: for each item the probability to be picked, a point in the convex hull of the feasible
+    selections.
 
-    It is the gradient of :func:`value` and the mean of :func:`sample`, exactly. Its own Jacobian is symmetric; in torch its
-    vector-Jacobian product is exact as well and costs about 2.5 times as much as the forward pass.
+    It is the gradient of :func:`value` and the mean of :func:`sample`, exactly. Its own Jacobian is symmetric; in
+    torch its vector-Jacobian product is exact as well and costs about 2.5 times as much as the forward pass.
 
     Args:
         theta: scores (*batch, n).
@@ -74,8 +76,8 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*batch, n), in [0, 1]; sums to k for top-k, weighs at most the capacity for a knapsack. Time O(n C) an instance; between
-        forward and backward torch keeps theta and the result, whatever C.
+        (*batch, n), in [0, 1]; sums to k for top-k, weighs at most the capacity for a knapsack. Time O(n C) an
+        instance; between forward and backward torch keeps theta and the result, whatever C.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
@@ -91,19 +93,20 @@ def sample(
 ) -> Array:
     """Feasible selections from the distribution whose mean is :func:`relax`.
 
-    Drawn item by item, from the last to the first, by ancestral sampling: exact and independent, no rejection, no chain. For
-    :class:`Shannon` a selection has probability proportional to ``exp(<theta, y> / gamma)``.
+    Drawn item by item, from the last to the first, by ancestral sampling: exact and independent, no rejection, no
+    chain. For :class:`Shannon` a selection has probability proportional to ``exp(<theta, y> / gamma)``.
 
     Args:
         theta: scores (*batch, n).
         constraint: a :class:`TopK` or :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         num_samples: how many selections of each instance; None for one, without a dimension for it.
-        rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), or None for the framework's global generator.
+        rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), or None for the framework's global
+            generator.
 
     Returns:
-        Zeros and ones, (num_samples, *batch, n) or (*batch, n), of theta's type, detached. For gradients see ``rsample`` of
-        :class:`knapgrad.torch.SubsetDistribution`. O(n C) once an instance and O(n) a sample.
+        Zeros and ones, (num_samples, *batch, n) or (*batch, n), of theta's type, detached. For gradients see
+        ``rsample`` of :class:`knapgrad.torch.SubsetDistribution`. O(n C) once an instance and O(n) a sample.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.sample(np.zeros(5), kg.TopK(2), kg.Shannon(), num_samples=3, rng=0).sum(-1)
@@ -123,7 +126,8 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     """The log-probability of selections under the distribution that :func:`sample` draws from.
 
     ``sum_i log(Q[i, c_i] if y_i else 1 - Q[i, c_i])`` along the path of y; for :class:`Shannon`
-    ``(<theta, y> - value(theta)) / gamma``. -inf for a selection that is infeasible, or that a sparse regularizer never draws.
+    ``(<theta, y> - value(theta)) / gamma``. -inf for a selection that is infeasible, or that a sparse regularizer
+    never draws.
 
     Args:
         theta: scores (*batch, n).
@@ -132,12 +136,12 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*samples, *batch), computed in float64, of theta's type. Differentiable in theta and gamma in torch; the gradient of a
-        log-probability of -inf is taken as 0.
+        (*samples, *batch), computed in float64, of theta's type. Differentiable in theta and gamma in torch; the
+        gradient of a log-probability of -inf is taken as 0.
 
     >>> import numpy as np, knapgrad as kg
-    >>> float(np.exp(kg.log_prob(np.zeros(4), np.array([1, 0, 1, 0]), kg.TopK(2), kg.Shannon())).round(6)) == round(1 / 6, 6)
-    True
+    >>> float(np.exp(kg.log_prob(np.zeros(4), np.array([1, 0, 1, 0]), kg.TopK(2), kg.Shannon())).round(6)) == round(1
+    / 6, 6) True
     """
     backend, gamma = _open(theta, constraint, regularizer)
     y = backend.array(y, theta)
@@ -186,7 +190,8 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
 def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
     """``value(theta) - <theta, target>``: the Fenchel-Young loss, up to a constant that depends on the target alone.
 
-    Convex in theta, with gradient ``relax(theta) - target``: train scores so that the relaxed selection matches observed ones.
+    Convex in theta, with gradient ``relax(theta) - target``: train scores so that the relaxed selection matches
+    observed ones.
 
     Args:
         theta: scores (*batch, n).
@@ -210,10 +215,13 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
 
 
 def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *, prior: Array | None = None) -> Array:
-    """The Fenchel-Young divergence of ``relax(theta)`` from a prior score: ``value(prior) - value(theta) + <theta - prior, relax(theta)>``.
+    """The Fenchel-Young divergence of ``relax(theta)`` from a prior score: ``value(prior) - value(theta) + <theta -
+    prior, relax(theta)>``.
 
-    Never negative, 0 at ``theta = prior``. For :class:`Shannon` it is gamma times the Kullback-Leibler divergence between the two
-    distributions, the regulariser of a discrete VAE. Its gradient is the Jacobian of :func:`relax` applied to ``theta - prior``.
+    Never negative, 0 at ``theta = prior``. For :class:`Shannon` it is gamma times the Kullback-Leibler divergence
+    between the two distributions, the regulariser of a discrete VAE. Its gradient is the Jacobian of :func:`relax`
+    applied to ``theta
+    - prior``.
 
     Args:
         theta: scores (*batch, n).
@@ -248,14 +256,17 @@ class _Gamma(NamedTuple):
 def _framework_of(theta: Any) -> ModuleType:
     """Our module for theta's type. A framework counts only if the user has imported it, so none is a dependency."""
     if isinstance(theta, np.ndarray):
-        import knapgrad.numpy as backend
-    elif "torch" in sys.modules and isinstance(theta, sys.modules["torch"].Tensor):
-        import knapgrad.torch.backend as backend
-    else:
-        raise TypeError(
-            f"theta must be a NumPy array or a torch tensor, got {type(theta).__name__}; convert it, for example by np.asarray"
-        )
-    return backend
+        import knapgrad.numpy
+
+        return knapgrad.numpy
+    if "torch" in sys.modules and isinstance(theta, sys.modules["torch"].Tensor):
+        import knapgrad.torch.backend
+
+        return knapgrad.torch.backend
+    raise TypeError(
+        f"theta must be a NumPy array or a torch tensor, got {type(theta).__name__}; "
+        "convert it, for example by np.asarray"
+    )
 
 
 def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
@@ -271,7 +282,7 @@ def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
 
 def _open(theta: Any, constraint: Constraint, regularizer: Regularizer) -> tuple[ModuleType, _Gamma]:
     backend = _backend_of(theta, constraint)
-    if not isinstance(regularizer, Regularizer):
+    if not isinstance(regularizer, Regularizer) or regularizer.name not in REGULARIZERS:
         choices = ", ".join(f"knapgrad.{cls.__name__}(gamma)" for cls in REGULARIZERS.values())
         raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}")
     gamma = regularizer.gamma
@@ -280,18 +291,26 @@ def _open(theta: Any, constraint: Constraint, regularizer: Regularizer) -> tuple
     gamma = backend.as_type(backend.array(gamma, theta), backend.computable(theta))
     if not broadcasts(gamma.shape, theta.shape[:-1]):
         raise ValueError(
-            f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, {tuple(theta.shape[:-1])}"
+            f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
+            f"{tuple(theta.shape[:-1])}; reshape it"
         )
     return backend, _Gamma(gamma[..., None], gamma)
 
 
 def _operator(
-    backend: ModuleType, theta: Any, gamma: _Gamma, constraint: Constraint, regularizer: Regularizer, relaxed: bool = True
+    backend: ModuleType,
+    theta: Any,
+    gamma: _Gamma,
+    constraint: Constraint,
+    regularizer: Regularizer,
+    relaxed: bool = True,
 ) -> Any:
     """The smoothed optimum of theta / gamma in float64, and the relaxed selection."""
     scaled = backend.computable(theta) / gamma.of_item
     relaxed = relaxed or backend.differentiates(scaled)  # the gradient is there for little more than the value
-    return backend.operator(scaled, *backend.constants(constraint, theta), regularizer.name, constraint.exactly, relaxed)
+    return backend.operator(
+        scaled, *backend.constants(constraint, theta), regularizer.name, constraint.exactly, relaxed
+    )
 
 
 def _value(backend: ModuleType, theta: Any, gamma: _Gamma, constraint: Constraint, regularizer: Regularizer) -> Any:

@@ -1,8 +1,9 @@
 """The specification: every sweep for one instance, short and slow. The fast kernels are tested against it.
 
-Arguments: ``theta`` (n,) already divided by gamma, ``weights`` (n,) non-negative integers, ``capacity`` an integer, ``regularizer`` a
-class of :mod:`knapgrad.regularizers`, and ``exactly``: False for a knapsack (total weight at most the capacity), True for top-k (all
-weights 1, the capacity used up). Rows run over c = 0..capacity; an item of weight 0 can be picked even at c = 0.
+Arguments: ``theta`` (n,) already divided by gamma, ``weights`` (n,) non-negative integers, ``capacity`` an integer,
+    ``regularizer`` a class of :mod:`knapgrad.regularizers`, and ``exactly``: False for a knapsack (total weight at
+    most the capacity), True for top-k (all weights 1, the capacity used up). Rows run over c = 0..capacity; an item
+    of weight 0 can be picked even at c = 0.
 
 Tags such as [V] name the equations in docs/math.md; the kernels carry the same tags.
 """
@@ -32,7 +33,9 @@ def _down(row: Array, w: int) -> Array:
 
 
 def tables(theta: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> tuple[Array, Array]:
-    """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c, and Q, the chance to pick item i there."""
+    """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c, and Q, the chance to pick
+    item i there.
+    """
     n = len(theta)
     theta = np.where(theta == -np.inf, INFEASIBLE, theta)
     V = np.zeros((n + 1, capacity + 1))
@@ -71,7 +74,7 @@ def vjp(theta: Array, z: Array, weights: Array, capacity: int, regularizer: Choi
 def entropy(theta: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> tuple[float, Array]:
     """The Shannon entropy of the distribution over selections, and its gradient (n,)."""
     _, Q = tables(theta, weights, capacity, regularizer, exactly)
-    inside = np.where((0 < Q) & (Q < 1), Q, 0.5)
+    inside = np.where((Q > 0) & (Q < 1), Q, 0.5)
     added = np.where(inside == Q, -Q * np.log(inside) - (1 - Q) * np.log(1 - inside), 0)
     slope = np.where(inside == Q, np.log(1 - inside) - np.log(inside), 0)
     return _tangent(Q, added, slope, weights, capacity, regularizer)
@@ -102,9 +105,7 @@ def _tangent(
     return T[capacity], product
 
 
-def sample(
-    theta: Array, uniforms: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool
-) -> Array:
+def sample(theta: Array, uniforms: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> Array:
     """A selection (n,) from uniform numbers (n,) in [0, 1), by ancestral sampling from the last item to the first."""
     _, Q = tables(theta, weights, capacity, regularizer, exactly)
     y, c = np.zeros(len(theta)), capacity

@@ -1,7 +1,7 @@
 """Shannon, Gini and 1.5-Tsallis: the scalar maths, written once for every backend.
 
-Smoothing replaces ``max(pick, skip)`` by ``max_Omega(pick, skip) = max_q q pick + (1 - q) skip - Omega(q, 1 - q)``. With
-``delta = pick - skip`` and unit strength, all that a sweep needs of Omega is
+Smoothing replaces ``max(pick, skip)`` by ``max_Omega(pick, skip) = max_q q pick + (1 - q) skip - Omega(q, 1 - q)``.
+With ``delta = pick - skip`` and unit strength, all that a sweep needs of Omega is
 
 ======== ==================================================================================
 value    what ``max_Omega`` adds to the larger branch; a function of ``abs(delta)``
@@ -9,17 +9,20 @@ prob     the maximising ``q``: the probability of picking
 dprob    the derivative of ``prob``, as a function of ``q``; 0 where the decision is certain
 ======== ==================================================================================
 
-The strength gamma never enters: ``max_{gamma Omega}(x) = gamma max_Omega(x / gamma)``, so the operations divide by it first.
+The strength gamma never enters: ``max_{gamma Omega}(x) = gamma max_Omega(x / gamma)``, so the operations divide by it
+first.
 
-The functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend runs the same
-code with its own ``xp`` (:func:`rebind`). They branch by ``where``, since ``clip`` and ``minimum`` lose NaN in some backends.
+The functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend runs
+the same code with its own ``xp`` (:func:`rebind`). They branch by ``where``, since ``clip`` and ``minimum`` lose NaN
+in some backends.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FunctionType, ModuleType
-from typing import Any, Callable, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,14 +32,11 @@ xp = np
 class Regularizer:
     """A smoothing of strength ``gamma > 0``: a number, or an array or tensor broadcastable to the batch of theta.
 
-    A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`. Gradients
-    flow into a gamma that is a tensor.
+    A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`.
+    Gradients flow into a gamma that is a tensor.
     """
 
     name: ClassVar[str]
-    value: ClassVar[Callable[[Any], Any]]
-    prob: ClassVar[Callable[[Any], Any]]
-    dprob: ClassVar[Callable[[Any], Any]]
 
     def __init__(self, gamma: Any = 1.0) -> None:
         if isinstance(gamma, (list, tuple)):
@@ -47,9 +47,22 @@ class Regularizer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(gamma={self.gamma})"
 
+    @staticmethod
+    def value(delta):
+        raise NotImplementedError
+
+    @staticmethod
+    def prob(delta):
+        raise NotImplementedError
+
+    @staticmethod
+    def dprob(q):
+        raise NotImplementedError
+
 
 class Shannon(Regularizer):
-    """``Omega(q) = gamma sum q log q``: a softmax over all feasible subsets. Dense, smooth, blind to the order of items.
+    """``Omega(q) = gamma sum q log q``: a softmax over all feasible subsets. Dense, smooth, blind to the order of
+    items.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.relax(np.array([2.0, 1.0, 0.0]), kg.TopK(1), kg.Shannon()).round(3)

@@ -5,11 +5,14 @@ A *group* is what one set of vectors works on, in one of two layouts that share 
 - 16 instances (8 in float64) with the same weights, one in each lane: cell c of a row is the vector at ``c * stride``;
 - one instance, with 16 neighbouring capacities in the lanes: ``stride`` is 1, and theta is the same in every lane.
 
-A group is swept forwards and backwards in scratch that stays in cache; only the results leave. Three devices keep it short:
+A group is swept forwards and backwards in scratch that stays in cache; only the results leave. Three devices keep it
+short:
 
-- rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before left;
-- only the live *band* of a row is touched: from ``start = max(C - later weights, w_i)`` to ``top = min(C, prefix sum)``. Above
-  the prefix sum a knapsack row is constant: going forwards it is extended when it is needed, going backwards it is folded;
+- rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before
+  left;
+- only the live *band* of a row is touched: from ``start = max(C - later weights, w_i)`` to ``top = min(C, prefix
+  sum)``. Above the prefix sum a knapsack row is constant: going forwards it is extended when it is needed, going
+  backwards it is folded;
 - V is kept in float64 whatever theta is, because a decision is a difference of two large V. All else has theta's type.
 
 Infeasible is a large negative number, not -inf: differences of two such are finite, and exact absorption does the rest.
@@ -105,7 +108,7 @@ def _entropy(q, z):
     return xp.where(certain > 0.0, -q * pick - (1.0 - q) * skip, certain), xp.where(certain > 0.0, skip - pick, certain)
 
 
-_CLASSES = {**regularizers.REGULARIZERS, "hard": regularizers.Hard}
+_CLASSES: dict[str, Any] = {**regularizers.REGULARIZERS, "hard": regularizers.Hard}
 _by_variant(smoothed, {name: cls.value for name, cls in _CLASSES.items()})
 _by_variant(prob, {name: cls.prob for name, cls in _CLASSES.items()})
 _by_variant(dprob, {name: cls.dprob for name, cls in _CLASSES.items()})
@@ -204,7 +207,9 @@ def _goal(problem, scratch, instance):
 
 @_function
 def _pack(array, first, members, stride, width, packed):
-    """(members, n) to (n, width): an instance a lane, or one instance in every lane. -inf is out, +inf is not a number."""
+    """(members, n) to (n, width): an instance a lane, or one instance in every lane. -inf is out, +inf is not a
+    number.
+    """
     for i in range(array.shape[1]):
         for lane in range(width):
             x = 0.0
@@ -280,7 +285,9 @@ def _values(regularizer, problem, bands, weights, theta, V, Q):
 
 @_function
 def _sums(problem, bands, weights, theta, M, X, Q):
-    """[V] and [Q] of Shannon as sums over selections: exp V[c] = M[c] 2^X[c], so that the loop has no exp and no log."""
+    """[V] and [Q] of Shannon as sums over selections: exp V[c] = M[c] 2^X[c], so that the loop has no exp and no
+    log.
+    """
     like, width, stride = zeros(Q), lanes(Q), problem.stride
     never = _never(Q)
     M[:] = 1.0
@@ -330,7 +337,7 @@ def _sums_fit(theta, Q, row):
         theta_i = load(theta, p, like)
         largest = largest + where(theta_i < 0.5 * INFEASIBLE, 0.0, vector.abs(theta_i))
     store(row, 0, largest)
-    for lane in range(width):
+    for lane in range(width):  # noqa: SIM110  Numba has no all() of a generator
         if not row[lane] * LOG2_INVERSE < -0.5 * _never(Q):
             return False
     return True
@@ -382,7 +389,9 @@ def _marginals_row(i, problem, bands, weights, E, P, Q, like, width):
 
 @_inline
 def _at_once(stride, shift, width):
-    """Whether picks may be added in the same pass. A load that straddles two vectors just stored has to wait for both."""
+    """Whether picks may be added in the same pass. A load that straddles two vectors just stored has to wait for
+    both.
+    """
     return stride > 1 or shift > 4 * width
 
 
@@ -651,7 +660,8 @@ def _mode(regularizer, problem, scratch, begin, end, value, y):
                 c = c if problem.exactly else min(c, bands[i - 1, TOP] if i > 0 else 0)
 
 
-# What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity broadcastable to the batch.
+# What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity broadcastable to the
+# batch.
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
@@ -659,11 +669,17 @@ _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads
 
 
 def _layout(theta, weights, capacity, exactly):
-    """The problem with its batch made flat, its stride and reach; the number of groups; the length of a group's table."""
+    """The problem with its batch made flat, its stride and reach; the number of groups; the length of a group's
+    table.
+    """
     n, batch = theta.shape[-1], prod(theta.shape[:-1])
     weights = weights if weights.size == n else np.broadcast_to(weights, theta.shape)
     capacity = capacity if capacity.size == 1 else np.broadcast_to(capacity, theta.shape[:-1])
-    theta, weights, capacity = _ready(theta, batch, n), _ready(weights, -(-weights.size // max(n, 1)), n), _ready(capacity, capacity.size)
+    theta, weights, capacity = (
+        _ready(theta, batch, n),
+        _ready(weights, -(-weights.size // max(n, 1)), n),
+        _ready(capacity, capacity.size),
+    )
     width = vector.BYTES // theta.itemsize
     bands = np.empty((n, 4), np.int64)
     shared = weights.shape[0] == 1 and batch > width // 4
@@ -702,8 +718,8 @@ def _check_feasible(value: np.ndarray, exactly: bool) -> None:
     if exactly and (value == -np.inf).any():
         instance = int(np.argmax(value == -np.inf))
         raise ValueError(
-            f"theta leaves fewer than k items to choose from in instance {instance} (counted over the flattened batch): "
-            "mask fewer items with -inf, or lower k there"
+            f"theta leaves fewer than k items to choose from in instance {instance} (counted over the flattened "
+            "batch): mask fewer items with -inf, or lower k there"
         )
 
 
@@ -717,7 +733,9 @@ def operator(theta, weights, capacity, regularizer, exactly, relaxed=True):
 
 
 def tabulate(theta, weights, capacity, regularizer, exactly):
-    """The same, and the table Q of every group, which later calls of sample and log_prob with the same arguments take."""
+    """The same, and the table Q of every group, which later calls of sample and log_prob with the same arguments
+    take.
+    """
     layout = _layout(theta, weights, capacity, exactly)
     (value, y), table = _outputs(layout), np.empty(layout[1:], theta.dtype)
     _run(_operator, [VARIANTS[regularizer]], layout, True, value, y, table=table)
@@ -771,8 +789,8 @@ def mode(theta, weights, capacity, regularizer, exactly):
 
 
 def log_prob(theta, y, weights, capacity, regularizer, exactly, cotangent=None, table=None):
-    """Log-probabilities (samples, *batch) of selections y (samples, *batch, n), and the gradient (*batch, n) of their sum
-    weighted by a cotangent (samples, *batch), which must be 0 for selections of probability 0."""
+    """Log-probabilities (samples, *batch) of selections y (samples, *batch, n), and the gradient (*batch, n) of their
+    sum weighted by a cotangent (samples, *batch), which must be 0 for selections of probability 0."""
     layout, samples, backwards = _layout(theta, weights, capacity, exactly), y.shape[0], cotangent is not None
     value, gradient = _outputs(layout)
     value[:] = 0.0

@@ -1,7 +1,7 @@
 """Slices of a batch on threads, each with scratch memory of its own.
 
-Plain Python threads around kernels that release the lock: unlike Numba's and OpenMP's own pools they may be entered from
-several threads at once, and a forked child just makes new ones. How work is split never changes a result.
+Plain Python threads around kernels that release the lock: unlike Numba's and OpenMP's own pools they may be entered
+from several threads at once, and a forked child just makes new ones. How work is split never changes a result.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable
 
 import numba
 import numpy as np
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 def num_threads() -> int:
     """torch's thread count if torch is in use (so DataLoader workers stay on one), else Numba's setting."""
     torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch is not None else numba.config.NUMBA_NUM_THREADS
+    return torch.get_num_threads() if torch is not None else numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
 
 def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> None:
@@ -59,7 +59,12 @@ def scratch(dtype: np.dtype, sizes: tuple[int, int, int, int]) -> tuple[np.ndarr
     """This thread's buffers, at least so long: int64, float64, dtype, and a (1, cells) table of dtype."""
     states, wide, narrow, cells = sizes
     if (wide * 8 + (narrow + cells) * dtype.itemsize) > _KEPT_BYTES:
-        return _aligned(states, np.int64), _aligned(wide, np.float64), _aligned(narrow, dtype), _aligned(cells, dtype)[None]
+        return (
+            _aligned(states, np.int64),
+            _aligned(wide, np.float64),
+            _aligned(narrow, dtype),
+            _aligned(cells, dtype)[None],
+        )
     kept = _local.__dict__
     return (
         _grown(kept, "states", states, np.int64),
@@ -87,7 +92,9 @@ def _executor() -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="knapgrad")  # threads start as they are needed
+            _pool = ThreadPoolExecutor(
+                os.cpu_count(), thread_name_prefix="knapgrad"
+            )  # threads start as they are needed
         return _pool
 
 

@@ -11,12 +11,12 @@ regularizers need, to a few units in the last place; outside of them they are wr
 
 import math
 import operator
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.datamodel import models, register_default
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic, models, overload, register_model
 
 BYTES = 64  # one AVX-512 register, one cache line
 
@@ -30,7 +30,7 @@ class Vector(types.Type):
         super().__init__(name=f"Vector({element}, {lanes})")
 
 
-@register_default(Vector)
+@register_model(Vector)
 class VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, vector: Vector) -> None:
         element = manager.lookup(vector.element).get_value_type()
@@ -208,7 +208,9 @@ def _function(emit: Callable) -> Callable:
 
 def _llvm_intrinsic(builder, name, x):
     suffix = f"v{x.type.count}{'f32' if _is_single(x) else 'f64'}"
-    return builder.call(builder.module.declare_intrinsic(f"llvm.{name}.{suffix}", (), ir.FunctionType(x.type, [x.type])), [x])
+    return builder.call(
+        builder.module.declare_intrinsic(f"llvm.{name}.{suffix}", (), ir.FunctionType(x.type, [x.type])), [x]
+    )
 
 
 def _is_single(x):
@@ -222,7 +224,8 @@ def _polynomial(builder, x, coefficients):
         if len(terms) % 2:
             terms.append(_constant(x.type, 0.0))
         terms = [
-            builder.fadd(builder.fmul(high, x, flags=_FUSE), low, flags=_FUSE) for low, high in zip(terms[::2], terms[1::2])
+            builder.fadd(builder.fmul(high, x, flags=_FUSE), low, flags=_FUSE)
+            for low, high in zip(terms[::2], terms[1::2])
         ]
         x = builder.fmul(x, x)
     return terms[0]

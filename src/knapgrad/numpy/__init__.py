@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from knapgrad.constraints import Constraint
-from knapgrad.kernels.numba_cpu import log_prob as _log_prob
 from knapgrad.kernels.numba_cpu import entropy as _entropy
+from knapgrad.kernels.numba_cpu import log_prob as _log_prob
 from knapgrad.kernels.numba_cpu import operator, sample, solve
 
 __all__ = ["operator", "sample", "solve"]
@@ -64,7 +64,8 @@ def constants(constraint: Constraint, like: np.ndarray) -> tuple[np.ndarray, np.
 def uniforms(rng: Any, shape: tuple[int, ...], like: np.ndarray) -> np.ndarray:
     """Random numbers in [0, 1) from a Generator, a seed, or NumPy's global generator."""
     if rng is None:
-        return np.random.random_sample(shape).astype(like.dtype)  # may round up to 1, which only a certain pick survives
+        below_one = np.nextafter(like.dtype.type(1), like.dtype.type(0))
+        return np.minimum(np.random.random_sample(shape).astype(like.dtype), below_one)  # noqa: NPY002
     if not isinstance(rng, (np.random.Generator, int, np.integer, np.random.SeedSequence)):
         raise TypeError(f"rng must be a NumPy Generator, a seed or None for NumPy arrays, got {type(rng).__name__}")
     return np.random.default_rng(rng).random(shape, dtype=like.dtype)

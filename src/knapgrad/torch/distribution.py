@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from math import inf, prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from knapgrad.torch import backend, operators
 class SubsetDistribution(Distribution):
     """Selections under a budget as a :class:`torch.distributions.Distribution` over zeros and ones (n,).
 
-    One table, computed in float64 on first use, serves the mean, all samples and all log-probabilities; gradients recompute what
-    they need. Sampling and log-probabilities are exact.
+    One table, computed in float64 on first use, serves the mean, all samples and all log-probabilities; gradients
+    recompute what they need. Sampling and log-probabilities are exact.
 
     Args:
         theta: scores (*batch, n).
@@ -36,7 +36,7 @@ class SubsetDistribution(Distribution):
     (tensor([0.5000, 0.5000, 0.5000, 0.5000]), 6, tensor(6.0000))
     """
 
-    arg_constraints = {"theta": constraints.real_vector}
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {"theta": constraints.real_vector}
     has_rsample = True
     has_enumerate_support = True
     _largest_enumeration = 20  # items
@@ -70,7 +70,9 @@ class SubsetDistribution(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable selection (*batch, n). For Shannon it is :func:`knapgrad.solve`; for the others it may differ."""
+        """The most probable selection (*batch, n). For Shannon it is :func:`knapgrad.solve`; for the others it may
+        differ.
+        """
         return operators.mode(self._scaled.detach(), *self._problem).to(self.theta.dtype)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
@@ -107,7 +109,9 @@ class SubsetDistribution(Distribution):
         """
         n = self.event_shape[0]
         if n > self._largest_enumeration:
-            raise ValueError(f"enumerate_support lists 2^n selections: n = {n} is above {self._largest_enumeration}; sample instead")
+            raise ValueError(
+                f"enumerate_support lists 2^n selections: n = {n} is above {self._largest_enumeration}; sample instead"
+            )
         weights, capacity = self.constraint.weights_of(n), self.constraint.capacity
         if weights.size > n or capacity.size > 1:
             raise NotImplementedError("enumerate_support needs the same weights and capacity for the whole batch")
@@ -170,8 +174,8 @@ def _kl(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
 
 
 def _same(a: Constraint, b: Constraint, n: int) -> bool:
-    pairs = (a.weights_of(n), b.weights_of(n)), (a.capacity, b.capacity)
-    return a.exactly == b.exactly and all(np.array_equal(*np.broadcast_arrays(*pair)) for pair in pairs)
+    weights, capacity = a.weights_of(n) == b.weights_of(n), a.capacity == b.capacity
+    return a.exactly == b.exactly and bool(np.all(weights) and np.all(capacity))
 
 
 def _kl_by_paths(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
@@ -180,7 +184,9 @@ def _kl_by_paths(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
 
 
 class _PathDivergence(torch.autograd.Function):
-    """Plain torch sweeps, differentiated once by autograd on the spot; nothing here is fast, and a second derivative raises."""
+    """Plain torch sweeps, differentiated once by autograd on the spot; nothing here is fast, and a second
+    derivative raises.
+    """
 
     @staticmethod
     def forward(ctx: Any, theta_p: Tensor, theta_q: Tensor, p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
@@ -189,7 +195,9 @@ class _PathDivergence(torch.autograd.Function):
             weights, capacity = p._problem[:2]
             rows_p, rows_q = (_decisions(theta, x, weights, capacity) for theta, x in zip(thetas, (p, q)))
             divergence = theta_p.new_zeros(theta_p.shape[:-1])
-            E = torch.nn.functional.one_hot(capacity.expand(divergence.shape), rows_p[0].shape[-1] if rows_p else 1).double()
+            E = torch.nn.functional.one_hot(
+                capacity.expand(divergence.shape), rows_p[0].shape[-1] if rows_p else 1
+            ).double()
             for i in range(len(rows_p) - 1, -1, -1):
                 a, b = rows_p[i], rows_q[i]
                 local = _relative(a, b) + _relative(1 - a, 1 - b)

@@ -37,7 +37,7 @@ class _Selection(nn.Module):
         check_constraint(constraint)
         self._constraint = constraint
         for name in _buffer_names(constraint):
-            device = self._buffers[name].device if name in self._buffers else None
+            device = getattr(self, name).device if name in self._buffers else None
             self.register_buffer(name, torch.as_tensor(getattr(constraint, name), device=device))
 
     @property
@@ -55,7 +55,8 @@ def _buffer_names(constraint: Constraint) -> tuple[str, ...]:
 
 def _read_constraint(module: _Selection, _incompatible: Any) -> None:
     """After load_state_dict: the constraint says what the buffers say, checked like any other."""
-    module._constraint = type(module._constraint)(*(module._buffers[name] for name in _buffer_names(module._constraint)))
+    buffers: Any = (getattr(module, name) for name in _buffer_names(module._constraint))
+    module._constraint = type(module._constraint)(*buffers)
 
 
 class Relax(_Selection):

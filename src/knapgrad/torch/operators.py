@@ -1,12 +1,14 @@
 """The kernels as torch operators: fake implementations, derivatives and vmap rules, under the namespace ``knapgrad``.
 
-Every operator takes theta (*batch, n) already divided by gamma, in float32 or float64, int64 weights broadcastable to it and an
-int64 capacity broadcastable to the batch. Autograd keeps theta and results, never a table: backward sweeps recompute.
+Every operator takes theta (*batch, n) already divided by gamma, in float32 or float64, int64 weights broadcastable to
+it and an int64 capacity broadcastable to the batch. Autograd keeps theta and results, never a table: backward sweeps
+recompute.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,17 +23,19 @@ def _define(
     name: str,
     schema: str,
     fake: Callable[..., Any],
-    setup: Callable[..., Any] | None = None,
+    setup: Callable[..., Any] = lambda *_: None,
     backward: Callable[..., Any] | None = None,
     sample_dims: dict[int, int] | None = None,
 ) -> Callable[..., Any]:
-    """Registers ``torch.ops.knapgrad.<name>`` with its CPU kernel, shape rule, vmap rule and derivative, and returns what to call.
+    """Registers ``torch.ops.knapgrad.<name>`` with its CPU kernel, shape rule, vmap rule and derivative, and returns
+    what to call.
 
     ``sample_dims`` maps the position of an argument to the number of sample dimensions it has before the batch.
 
-    The derivative is put together three times from the same parts: registered with the operator, for torch.compile; as an
-    autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a plain autograd.Function,
-    because eager calls through either of the others spend tens of microseconds more than a small kernel takes.
+    The derivative is put together three times from the same parts: registered with the operator, for torch.compile;
+    as an autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a plain
+    autograd.Function, because eager calls through either of the others spend tens of microseconds more than a small
+    kernel takes.
     """
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
@@ -54,7 +58,7 @@ def _define(
 
     eager = _autograd_function(name, forward=forward, backward=backward)
     functional = _autograd_function(name, forward=lambda *a: operator(*a), setup_context=setup, backward=backward)
-    functional.vmap = staticmethod(_vmap_rule(name, functional.apply, sample_dims or {}))
+    functional.vmap = staticmethod(_vmap_rule(name, functional.apply, sample_dims or {}))  # type: ignore[method-assign]
     torch.library.register_vmap(qualified, functional.vmap, lib=_library)
 
     def call(*arguments: Any) -> Any:
@@ -97,32 +101,27 @@ def _second(results: Any) -> Any:
     return results[1]
 
 
-def _log_prob_vjp(theta: Any, y: Any, cotangent: Any, *problem: Any) -> Any:
-    return numba_cpu.log_prob(theta, y, *problem, cotangent=cotangent)
-
-
-def _entropy_grad(*arguments: Any) -> Any:
-    return numba_cpu.entropy(*arguments, backwards=True)
-
-
 # Operator -> the CPU kernel and what of its results is returned.
+_cpu: Any = numba_cpu
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
-    "operator": (numba_cpu.operator, _everything),
-    "tabulate": (numba_cpu.tabulate, _everything),
-    "vjp": (numba_cpu.vjp, _everything),
+    "operator": (_cpu.operator, _everything),
+    "tabulate": (_cpu.tabulate, _everything),
+    "vjp": (_cpu.vjp, _everything),
     "surrogate": (lambda theta, y, *_: y.copy(), _everything),
-    "sample": (numba_cpu.sample, _everything),
-    "mode": (numba_cpu.mode, _everything),
-    "solve": (numba_cpu.solve, _everything),
-    "log_prob": (lambda *a: numba_cpu.log_prob(*a[:6], table=a[6]), _first),
-    "log_prob_vjp": (_log_prob_vjp, _second),
-    "entropy": (numba_cpu.entropy, _first),
-    "entropy_grad": (_entropy_grad, _second),
+    "sample": (_cpu.sample, _everything),
+    "mode": (_cpu.mode, _everything),
+    "solve": (_cpu.solve, _everything),
+    "log_prob": (lambda *a: _cpu.log_prob(*a[:-1], None, a[-1]), _first),
+    "log_prob_vjp": (lambda theta, y, cotangent, *problem: _cpu.log_prob(theta, y, *problem, cotangent), _second),
+    "entropy": (_cpu.entropy, _first),
+    "entropy_grad": (lambda *a: _cpu.entropy(*a, True), _second),
 }
 
 
 def _vmap_rule(name: str, call: Callable[..., Any], sample_dims: dict[int, int]) -> Callable[..., Any]:
-    """The batch may have any rank, so a vmapped dimension becomes one more, in front of the batch (after the samples)."""
+    """The batch may have any rank, so a vmapped dimension becomes one more, in front of the batch (after the
+    samples).
+    """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         rank = arguments[0].dim() - (in_dims[0] is not None)  # of theta, as the operator was called
@@ -164,7 +163,9 @@ def _no_derivative(what: str) -> NotImplementedError:
 
 
 def _operator_fake(theta, weights, capacity, regularizer, exactly, relaxed):
-    return theta.new_empty(theta.shape[:-1], dtype=torch.float64), torch.empty_like(theta, memory_format=torch.contiguous_format)
+    return theta.new_empty(theta.shape[:-1], dtype=torch.float64), torch.empty_like(
+        theta, memory_format=torch.contiguous_format
+    )
 
 
 def _operator_setup(ctx, inputs, output):
@@ -212,7 +213,8 @@ def _vjp_backward(ctx, grad):
 vjp = _define("vjp", f"(Tensor theta, Tensor z, {_PROBLEM}) -> Tensor", _like_theta, _vjp_setup, _vjp_backward)
 
 
-# surrogate: a copy of selections y (samples, *batch, n) forwards, the VJP of relax backwards; the paper's stochastic layer.
+# surrogate: a copy of selections y (samples, *batch, n) forwards, the VJP of relax backwards; the paper's stochastic
+# layer.
 
 
 def _like_second(theta, y, *_):
@@ -235,7 +237,9 @@ surrogate = _define("surrogate", _schema, _like_second, _surrogate_setup, _surro
 
 # sample, mode, solve and tabulate: without derivatives.
 
-sample = _define("sample", f"(Tensor theta, Tensor uniforms, {_PROBLEM}, Tensor? table) -> Tensor", _like_second, sample_dims={1: 1})
+sample = _define(
+    "sample", f"(Tensor theta, Tensor uniforms, {_PROBLEM}, Tensor? table) -> Tensor", _like_second, sample_dims={1: 1}
+)
 mode = _define("mode", f"(Tensor theta, {_PROBLEM}) -> Tensor", _like_theta)
 solve = _define("solve", "(Tensor theta, Tensor weights, Tensor capacity, bool exactly) -> Tensor", _like_theta)
 
