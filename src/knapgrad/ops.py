@@ -115,7 +115,7 @@ def sample(
     backend, gamma = _open(theta, constraint, regularizer)
     if num_samples is not None and (not isinstance(num_samples, (int, np.integer)) or num_samples < 0):
         raise ValueError(f"num_samples must be a non-negative integer or None, got {num_samples!r}")
-    scaled = backend.computable(theta) / gamma.of_item
+    scaled = gamma.divide(backend.computable(theta))
     uniforms = backend.uniforms(rng, (1 if num_samples is None else int(num_samples), *theta.shape), scaled)
     constants = backend.constants(constraint, theta)
     y = backend.as_type(backend.sample(scaled, uniforms, *constants, regularizer.name, constraint.exactly), theta)
@@ -151,7 +151,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
         )
     if backend.can_look(y) and not bool(((y == 0) | (y == 1)).all()):
         raise ValueError("y must be a selection of zeros and ones; for soft targets use knapgrad.fenchel_young_loss")
-    scaled, y = backend.double(theta) / gamma.of_item, backend.double(y)
+    scaled, y = gamma.divide(backend.double(theta)), backend.double(y)
     weights, capacity = constants = backend.constants(constraint, theta)
     if regularizer.name == "shannon":
         optimum, _ = backend.operator(scaled, *constants, "shannon", constraint.exactly, backend.differentiates(scaled))
@@ -183,7 +183,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
     """
     backend, gamma = _open(theta, constraint, regularizer)
     constants = backend.constants(constraint, theta)
-    result = backend.entropy(backend.double(theta) / gamma.of_item, *constants, regularizer.name, constraint.exactly)
+    result = backend.entropy(gamma.divide(backend.double(theta)), *constants, regularizer.name, constraint.exactly)
     return backend.as_type(result, theta)
 
 
@@ -247,10 +247,13 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
 
 
 class _Gamma(NamedTuple):
-    """The strength, in the shape to divide theta by and in the shape to multiply values by."""
+    """The strength, in the shape to divide theta by (None for 1) and in the shape to multiply values by."""
 
     of_item: Any
     of_instance: Any
+
+    def divide(self, theta: Any) -> Any:
+        return theta if self.of_item is None else theta / self.of_item
 
 
 def _framework_of(theta: Any) -> ModuleType:
@@ -287,7 +290,7 @@ def _open(theta: Any, constraint: Constraint, regularizer: Regularizer) -> tuple
         raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}")
     gamma = regularizer.gamma
     if isinstance(gamma, (int, float, np.number)):
-        return backend, _Gamma(float(gamma), float(gamma))
+        return backend, _Gamma(None if gamma == 1 else float(gamma), float(gamma))
     gamma = backend.as_type(backend.array(gamma, theta), backend.computable(theta))
     if not broadcasts(gamma.shape, theta.shape[:-1]):
         raise ValueError(
@@ -306,7 +309,7 @@ def _operator(
     relaxed: bool = True,
 ) -> Any:
     """The smoothed optimum of theta / gamma in float64, and the relaxed selection."""
-    scaled = backend.computable(theta) / gamma.of_item
+    scaled = gamma.divide(backend.computable(theta))
     relaxed = relaxed or backend.differentiates(scaled)  # the gradient is there for little more than the value
     return backend.operator(
         scaled, *backend.constants(constraint, theta), regularizer.name, constraint.exactly, relaxed
@@ -319,5 +322,5 @@ def _value(backend: ModuleType, theta: Any, gamma: _Gamma, constraint: Constrain
 
 def _inner(backend: ModuleType, scores: Any, y: Any) -> Any:
     """<scores, y> in float64, where an infinite score of an item that is not picked counts nothing."""
-    scores, y = backend.double(scores), backend.double(y)
-    return (backend.where((y == 0) & (abs(scores) == inf), 0.0, scores) * y).sum(-1)
+    y = backend.as_type(y, scores)
+    return backend.sum_double(backend.where((y == 0) & (abs(scores) == inf), 0.0, scores) * y)

@@ -560,18 +560,19 @@ def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, 
             for lane in range(members):
                 states[s * members + lane] = _goal(problem, scratch, first + lane)
         for i in range(n - 1, -1, -1):
-            below = bands[i - 1, TOP] if i > 0 else 0
+            weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
+            ceiling = problem.reach if problem.exactly else (bands[i - 1, TOP] if i > 0 else 0)
             for s in range(y.shape[0]):
                 for lane in range(members):
                     c = states[s * members + lane]
-                    picked = False
-                    y[s, first + lane, i] = 0.0
-                    if c >= weights[i]:
-                        q = Q[bands[i, OFFSET] + (c - bands[i, START]) * stride + lane]
-                        picked = uniforms[s, first + lane, i] < q
-                        y[s, first + lane, i] = 1.0 if picked else 0.0 * q  # NaN stays NaN
-                    left = c - weights[i] if picked else c
-                    states[s * members + lane] = left if problem.exactly else min(left, below)
+                    picked = 0  # an integer, because a jump on a random bit would be mispredicted half of the time
+                    if c >= weight:
+                        q = Q[row + (c - start) * stride + lane]
+                        picked = np.int64(uniforms[s, first + lane, i] < q)
+                        y[s, first + lane, i] = picked + 0.0 * q  # NaN stays NaN
+                    else:
+                        y[s, first + lane, i] = 0.0
+                    states[s * members + lane] = min(c - weight * picked, ceiling)
 
 
 @_kernel

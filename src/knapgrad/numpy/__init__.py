@@ -47,6 +47,11 @@ def double(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64, copy=False)
 
 
+def sum_double(x: np.ndarray) -> np.ndarray:
+    """The sum over items, in float64."""
+    return x.sum(-1, dtype=np.float64)
+
+
 def as_type(x: Any, like: np.ndarray) -> np.ndarray:
     return np.asarray(x, like.dtype)
 

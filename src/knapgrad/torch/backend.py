@@ -29,6 +29,8 @@ def log_prob(*arguments: Any) -> Tensor:
 
 
 def is_floating(x: Tensor) -> bool:
+    if x.device.type not in ("cpu", "meta"):
+        raise NotImplementedError(f"theta is on {x.device}, and knapgrad runs on the CPU only so far; use theta.cpu()")
     return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -49,6 +51,11 @@ def computable(x: Tensor) -> Tensor:
 
 def double(x: Tensor) -> Tensor:
     return x.double()
+
+
+def sum_double(x: Tensor) -> Tensor:
+    """The sum over items, in float64."""
+    return x.sum(-1, dtype=torch.float64)
 
 
 def as_type(x: Tensor, like: Tensor) -> Tensor:

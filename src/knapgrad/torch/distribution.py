@@ -125,7 +125,7 @@ class SubsetDistribution(Distribution):
     @property
     def _scaled(self) -> Tensor:
         """theta / gamma, anew each time, so that one backward pass does not free the graph of another."""
-        return backend.double(self.theta) / self._gamma.of_item
+        return self._gamma.divide(backend.double(self.theta))
 
     @property
     def _tabulated(self) -> tuple[Tensor, Tensor, Tensor]:

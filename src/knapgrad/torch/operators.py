@@ -80,13 +80,17 @@ def _on_cpu(name: str) -> Callable[..., Any]:
     kernel, select = _KERNELS[name]
 
     def implementation(*arguments: Any) -> Any:
-        arrays = [x.detach().numpy() if isinstance(x, Tensor) else x for x in arguments]
+        arrays = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
         results = select(kernel(*arrays))
         if isinstance(results, tuple):
             return tuple(torch.from_numpy(x) for x in results)
         return torch.from_numpy(results)
 
     return implementation
+
+
+def _as_numpy(x: Tensor) -> Any:
+    return (x.detach() if x.requires_grad else x).numpy()
 
 
 def _everything(results: Any) -> Any:
