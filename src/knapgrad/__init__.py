@@ -8,6 +8,9 @@ NumPy arrays and torch tensors go in and come out. Layers, losses and a distribu
 :mod:`knapgrad.torch`.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from knapgrad.constraints import Knapsack as Knapsack
 from knapgrad.constraints import TopK as TopK
 from knapgrad.ops import divergence as divergence
@@ -23,3 +26,10 @@ from knapgrad.regularizers import Shannon as Shannon
 from knapgrad.regularizers import Tsallis as Tsallis
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``kg.torch`` without an import of its own, and without importing torch until it is asked for."""
+    if name == "torch":
+        return import_module("knapgrad.torch")
+    raise AttributeError(f"module 'knapgrad' has no attribute {name!r}")

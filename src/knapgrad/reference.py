@@ -33,9 +33,7 @@ def _down(row: Array, w: int) -> Array:
 
 
 def tables(theta: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> tuple[Array, Array]:
-    """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c, and Q, the chance to pick
-    item i there.
-    """
+    """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c, and Q, the chance to pick i."""
     n = len(theta)
     theta = np.where(theta == -np.inf, INFEASIBLE, theta)
     V = np.zeros((n + 1, capacity + 1))

@@ -207,9 +207,7 @@ def _goal(problem, scratch, instance):
 
 @_function
 def _pack(array, first, members, stride, width, packed):
-    """(members, n) to (n, width): an instance a lane, or one instance in every lane. -inf is out, +inf is not a
-    number.
-    """
+    """(members, n) to (n, width): one instance in each lane or in all. -inf is out, +inf is not a number."""
     for i in range(array.shape[1]):
         for lane in range(width):
             x = 0.0
@@ -285,9 +283,7 @@ def _values(regularizer, problem, bands, weights, theta, V, Q):
 
 @_function
 def _sums(problem, bands, weights, theta, M, X, Q):
-    """[V] and [Q] of Shannon as sums over selections: exp V[c] = M[c] 2^X[c], so that the loop has no exp and no
-    log.
-    """
+    """[V] and [Q] of Shannon as sums over selections: exp V[c] = M[c] 2^X[c], with no exp or log in the loop."""
     like, width, stride = zeros(Q), lanes(Q), problem.stride
     never = _never(Q)
     M[:] = 1.0
@@ -389,9 +385,7 @@ def _marginals_row(i, problem, bands, weights, E, P, Q, like, width):
 
 @_inline
 def _at_once(stride, shift, width):
-    """Whether picks may be added in the same pass. A load that straddles two vectors just stored has to wait for
-    both.
-    """
+    """Whether picks are added in the same pass: a load across two vectors just stored would wait for both."""
     return stride > 1 or shift > 4 * width
 
 
@@ -670,9 +664,7 @@ _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads
 
 
 def _layout(theta, weights, capacity, exactly):
-    """The problem with its batch made flat, its stride and reach; the number of groups; the length of a group's
-    table.
-    """
+    """The problem with a flat batch, its stride and reach; the number of groups; the length of a table."""
     n, batch = theta.shape[-1], prod(theta.shape[:-1])
     weights = weights if weights.size == n else np.broadcast_to(weights, theta.shape)
     capacity = capacity if capacity.size == 1 else np.broadcast_to(capacity, theta.shape[:-1])
@@ -734,9 +726,7 @@ def operator(theta, weights, capacity, regularizer, exactly, relaxed=True):
 
 
 def tabulate(theta, weights, capacity, regularizer, exactly):
-    """The same, and the table Q of every group, which later calls of sample and log_prob with the same arguments
-    take.
-    """
+    """The same, and the table Q of every group, for sample and log_prob with the same arguments."""
     layout = _layout(theta, weights, capacity, exactly)
     (value, y), table = _outputs(layout), np.empty(layout[1:], theta.dtype)
     _run(_operator, [VARIANTS[regularizer]], layout, True, value, y, table=table)

@@ -32,8 +32,8 @@ class SubsetDistribution(Distribution):
 
     >>> import torch, knapgrad as kg
     >>> pairs = kg.torch.SubsetDistribution(torch.zeros(4), kg.TopK(2), kg.Shannon())
-    >>> pairs.mean, len(pairs.enumerate_support()), pairs.entropy().exp()
-    (tensor([0.5000, 0.5000, 0.5000, 0.5000]), 6, tensor(6.0000))
+    >>> pairs.mean, len(pairs.enumerate_support()), pairs.entropy().exp().round()
+    (tensor([0.5000, 0.5000, 0.5000, 0.5000]), 6, tensor(6.))
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {"theta": constraints.real_vector}
@@ -70,9 +70,7 @@ class SubsetDistribution(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable selection (*batch, n). For Shannon it is :func:`knapgrad.solve`; for the others it may
-        differ.
-        """
+        """The most probable selection (*batch, n); for Shannon :func:`knapgrad.solve`, else it may differ."""
         return operators.mode(self._scaled.detach(), *self._problem).to(self.theta.dtype)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
@@ -184,9 +182,7 @@ def _kl_by_paths(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
 
 
 class _PathDivergence(torch.autograd.Function):
-    """Plain torch sweeps, differentiated once by autograd on the spot; nothing here is fast, and a second
-    derivative raises.
-    """
+    """Plain torch sweeps, not fast, differentiated once by autograd on the spot; a second derivative raises."""
 
     @staticmethod
     def forward(ctx: Any, theta_p: Tensor, theta_q: Tensor, p: SubsetDistribution, q: SubsetDistribution) -> Tensor:

@@ -123,9 +123,7 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
 
 
 def _vmap_rule(name: str, call: Callable[..., Any], sample_dims: dict[int, int]) -> Callable[..., Any]:
-    """The batch may have any rank, so a vmapped dimension becomes one more, in front of the batch (after the
-    samples).
-    """
+    """The batch may have any rank, so a vmapped dimension is one more: before the batch, after the samples."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         rank = arguments[0].dim() - (in_dims[0] is not None)  # of theta, as the operator was called
