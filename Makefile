@@ -1,0 +1,64 @@
+# Everything runs in a virtual environment of its own, made on first use.
+# Another interpreter: make test PYTHON=python3.12 VENV=.venv312
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SMOKE := build/smoke
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format types bench figures wheel smoke smoke-torch clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(STAMP)  ## make the virtual environment with everything in it
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[torch,dev]'
+	touch $@
+
+demo: $(STAMP)  ## learn item values from observed decisions (under a minute)
+	$(BIN)/python examples/learn_from_decisions.py $(ARGS)
+
+test: $(STAMP)  ## run all tests and doctests
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(STAMP)  ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)  ## fix style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP)  ## check types
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## measure speed and memory, save under benchmarks/results (ARGS=--quick for a short run)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+figures: $(STAMP)  ## draw the pictures of the README
+	$(BIN)/python docs/make_figures.py $(ARGS)
+
+wheel:  ## build the wheel into dist/
+	rm -rf dist
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+smoke: wheel  ## try the wheel in an empty environment, without torch
+	rm -rf $(SMOKE)
+	$(PYTHON) -m venv $(SMOKE)
+	$(SMOKE)/bin/python -m pip install --quiet -c constraints.txt dist/knapgrad-*.whl
+	cd $(SMOKE) && bin/python -I $(CURDIR)/.ci/smoke.py
+
+smoke-torch: smoke  ## the same, then with torch
+	wheel=$$(echo dist/knapgrad-*.whl) && $(SMOKE)/bin/python -m pip install --quiet -c constraints.txt "$$wheel[torch]"
+	cd $(SMOKE) && bin/python -I $(CURDIR)/.ci/smoke.py --torch
+
+clean:  ## remove what was built, and the virtual environment
+	rm -rf $(VENV) build dist results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Speed and memory of knapgrad against two baselines: ``python -m benchmarks --help``."""

@@ -1,0 +1,77 @@
+"""The shapes that are measured, and the speedups that were asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+REGULARIZERS = ("shannon", "gini", "tsallis")
+
+
+class Target(NamedTuple):
+    """How many times faster than the paper's layout: value and relax alone, and with the VJP."""
+
+    forward: float
+    both: float | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """``batch`` instances that share their weights: a knapsack, or a top-k when ``k`` is given."""
+
+    batch: int
+    items: int
+    k: int | None = None
+    asked: tuple[Target, ...] | None = None  # in the order of REGULARIZERS
+
+    @property
+    def name(self) -> str:
+        return f"knapsack n={self.items}" if self.k is None else f"top-{self.k} of n={self.items}"
+
+
+SPEED = (
+    Case(32, 10, asked=(Target(4, 2), Target(1.2, 1), Target(7, 3.5))),
+    Case(32, 25, asked=(Target(8, 4), Target(2, 1.5), Target(15, 7))),
+    Case(32, 50, asked=(Target(12, 6), Target(4, 2.5), Target(25, 12))),
+    Case(32, 100, asked=(Target(20, 10), Target(6, 4), Target(40, 18))),
+    Case(128, 1000, k=50, asked=(Target(12), Target(3), Target(16))),
+)
+SAMPLING = (Case(32, 10), Case(32, 100), Case(128, 1000, k=50))
+# From microseconds of work to some tens of milliseconds: where does a second thread begin to pay?
+THREADS = (
+    *(Case(batch, items) for items in (10, 50, 100) for batch in (32, 128, 512, 2048)),
+    Case(128, 1000, k=50),
+)
+OVERHEAD = Case(32, 10)
+MEMORY = (Case(512, 100), Case(512, 200))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The arrays of a case: theta and the cotangent z ``(batch, n)``, weights ``(1, n)``, capacity ``(1,)``."""
+
+    theta: np.ndarray
+    z: np.ndarray
+    weights: np.ndarray
+    capacity: np.ndarray
+    exactly: bool
+
+    @property
+    def total(self) -> int:
+        return int(self.capacity[0])
+
+
+def make(case: Case, seed: int = 0) -> Problem:
+    """Scores are standard normal in units of gamma; weights are uniform in 3..8, the capacity is half of their sum."""
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal((case.batch, case.items)).astype(np.float32)
+    z = rng.standard_normal((case.batch, case.items)).astype(np.float32)
+    if case.k is None:
+        weights = rng.integers(3, 9, case.items)
+        capacity = int(weights.sum()) // 2
+    else:
+        weights = np.ones(case.items, dtype=np.int64)
+        capacity = case.k
+    return Problem(theta, z, weights.astype(np.int64)[None], np.array([capacity]), exactly=case.k is not None)

@@ -1,0 +1,117 @@
+"""The tables that drive the tests: a backend, a regularizer or a dtype is one row here, and every test sees it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """DESIGN section 4. ``value`` is relative to the scores, ``vjp`` to the product, ``relax`` is absolute."""
+
+    value: float
+    relax: float
+    vjp: float
+    log_prob: float
+
+
+TOLERANCES = {
+    "float64": Tolerance(value=1e-10, relax=1e-9, vjp=1e-8, log_prob=1e-9),
+    "float32": Tolerance(value=1e-5, relax=1e-5, vjp=1e-4, log_prob=1e-5),
+    # one rounding of the float32 answer, half a unit in the last place, on top of its own tolerance
+    "float16": Tolerance(value=2.0**-11 + 1e-5, relax=2.0**-11 + 1e-5, vjp=2.0**-11 + 1e-4, log_prob=2.0**-11 + 1e-5),
+    "bfloat16": Tolerance(value=2.0**-8 + 1e-5, relax=2.0**-8 + 1e-5, vjp=2.0**-8 + 1e-4, log_prob=2.0**-8 + 1e-5),
+}
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str
+    available: bool
+    dtypes: tuple[str, ...]
+    asarray: Callable[[Any, str], Any]  # values, name of the dtype -> the framework's array
+    to_numpy: Callable[[Any], np.ndarray]  # -> float64, exactly
+    describe: Callable[[Any], tuple[type, str]]  # -> its type and the name of its dtype
+    generators: dict[str, Callable[[int], Any]]  # what may be given as rng, from a seed
+    seed_global: Callable[[int], Any]
+    layouts: dict[str, Callable[[np.ndarray], Any]] = field(default_factory=dict)  # float64 values in unusual memory
+
+    def rng(self, seed: int) -> Any:
+        """A generator of the framework's own kind."""
+        return list(self.generators.values())[-1](seed)
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    values = values.copy()
+    values.flags.writeable = False
+    return values
+
+
+def _reversed(values: np.ndarray, axis: int) -> np.ndarray:
+    return np.flip(np.ascontiguousarray(np.flip(values, axis)), axis)
+
+
+NUMPY = Backend(
+    name="numpy",
+    available=True,
+    dtypes=("float16", "float32", "float64"),
+    asarray=lambda values, dtype: np.asarray(values, dtype=dtype),
+    to_numpy=lambda array: np.asarray(array, dtype=np.float64),
+    describe=lambda array: (type(array), str(array.dtype)),
+    generators={"seed": int, "numpy.random.Generator": np.random.default_rng},
+    seed_global=np.random.seed,
+    layouts={
+        "fortran": np.asfortranarray,
+        "strided items": lambda values: np.repeat(values, 2, axis=-1)[..., ::2],
+        "strided batch": lambda values: np.repeat(values, 3, axis=0)[::3],
+        "reversed items": lambda values: _reversed(values, -1),
+        "reversed batch": lambda values: _reversed(values, 0),
+        "read-only": _read_only,
+        "unaligned": lambda values: np.frombuffer(b"-" + values.tobytes(), dtype=np.float64, offset=1).reshape(
+            values.shape
+        ),
+    },
+)
+
+
+def _torch_backend() -> Backend:
+    import torch
+
+    def transposed(values: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(values.copy())
+        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+    return Backend(
+        name="torch",
+        available=True,
+        dtypes=("float16", "bfloat16", "float32", "float64"),
+        asarray=lambda values, dtype: torch.from_numpy(np.array(values, dtype=np.float64)).to(getattr(torch, dtype)),
+        to_numpy=lambda tensor: tensor.detach().to(torch.float64).numpy(),
+        describe=lambda tensor: (type(tensor), str(tensor.dtype).removeprefix("torch.")),
+        generators={"torch.Generator": lambda seed: torch.Generator().manual_seed(seed)},
+        seed_global=torch.manual_seed,
+        layouts={
+            "transposed": transposed,
+            "strided items": lambda values: torch.from_numpy(np.repeat(values, 2, axis=-1))[..., ::2],
+            "strided batch": lambda values: torch.from_numpy(np.repeat(values, 3, axis=0))[::3],
+            "with an offset": lambda values: torch.from_numpy(np.concatenate([values[:1], values]))[1:],
+        },
+    )
+
+
+def _missing(name: str) -> Backend:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(f"{name} is not installed")
+
+    return Backend(name, False, (), refuse, refuse, refuse, {}, refuse)
+
+
+BACKENDS: dict[str, Backend] = {
+    "numpy": NUMPY,
+    "torch": _torch_backend() if importlib.util.find_spec("torch") else _missing("torch"),
+}

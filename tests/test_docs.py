@@ -1,0 +1,65 @@
+"""The code in the README and the example run as they are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import knapgrad as kg
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DEMO = ROOT / "examples" / "learn_from_decisions.py"
+
+
+def blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def run(*arguments: str, folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(kg.__file__).parents[1])}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_has_code():
+    assert blocks(README)
+
+
+def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "readme"}
+    for number, block in enumerate(blocks(README), start=1):
+        exec(compile(block, f"README.md, block {number}", "exec"), namespace)
+    agreement = [float(rate) for rate in re.findall(r"([\d.]+)% of the picks agree", capsys.readouterr().out)]
+    assert agreement[-1] > max(95.0, agreement[0])
+
+
+def test_links_of_the_readme_point_at_files():
+    targets = re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_the_demo_explains_itself(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    text = run(str(DEMO), "--help", folder=tmp_path)
+    assert "usage" in text
+    assert "--gamma" in text
+
+
+def test_the_demo_runs(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    small = ["--items", "6", "--train", "40", "--test", "20", "--epochs", "2", "--batch", "20"]
+    text = run(str(DEMO), *small, "--output", str(tmp_path / "results"), folder=tmp_path)
+    assert "Fenchel-Young, Gini" in text
+    assert list((tmp_path / "results").glob("*.png"))

@@ -1,0 +1,263 @@
+"""Bad input: every error names the argument, and says what came or what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import knapgrad as kg
+from backends import Backend
+
+Call = Callable[[Backend], Any]
+
+
+def scores(backend: Backend, *shape: int, dtype: str = "float64") -> Any:
+    return backend.asarray(np.linspace(-1, 1, int(np.prod(shape))).reshape(shape), dtype)
+
+
+def relax(weights: Any, capacity: Any, *shape: int) -> Call:
+    return lambda backend: kg.relax(scores(backend, *shape), kg.Knapsack(weights, capacity), kg.Gini())
+
+
+def top(k: Any, *shape: int) -> Call:
+    return lambda backend: kg.relax(scores(backend, *shape), kg.TopK(k), kg.Gini())
+
+
+def smooth(gamma: Any, *shape: int) -> Call:
+    return lambda backend: kg.relax(scores(backend, *shape), kg.TopK(1), kg.Gini(gamma))
+
+
+def with_selection(y: Any, *shape: int) -> Call:
+    return lambda backend: kg.log_prob(scores(backend, *shape), backend.asarray(y, "float64"), kg.TopK(1), kg.Gini())
+
+
+def with_target(target: Any, *shape: int) -> Call:
+    return lambda backend: kg.fenchel_young_loss(
+        scores(backend, *shape), backend.asarray(target, "float64"), kg.TopK(1), kg.Gini()
+    )
+
+
+def sample(**arguments: Any) -> Call:
+    return lambda backend: kg.sample(scores(backend, 3), kg.TopK(1), kg.Gini(), **arguments)
+
+
+#: what is wrong -> the call, and a pattern of the message: the argument, then the key word
+CASES: dict[str, tuple[Call, str]] = {
+    "negative weight": (relax([1, -2, 3], 4, 3), r"weights.*negative.*-2"),
+    "fractional weight": (relax([1, 2.5, 3], 4, 3), r"weights.*(whole|integer).*2\.5"),
+    "weight that is NaN": (relax([1, np.nan, 3], 4, 3), r"weights.*(whole|integer).*nan"),
+    "infinite weight": (relax([1, np.inf, 3], 4, 3), r"weights.*inf"),
+    "weights of text": (relax(["a", "b", "c"], 4, 3), r"weights.*integer"),
+    "no weights at all": (relax(None, 4, 3), r"weights.*integer"),
+    "complex weights": (relax([1j, 2, 3], 4, 3), r"weights.*integer"),
+    "ragged weights": (relax([[1, 2], [3]], 4, 2), r"weights"),
+    "a single weight": (relax(2, 4, 3), r"weights.*(item|single)"),
+    "too few weights": (relax([1, 2], 4, 3), r"weights.*2.*3"),
+    "one weight to broadcast": (relax([1], 4, 3), r"weights.*1.*3"),
+    "too many weights": (relax([1, 2, 3, 4], 4, 3), r"weights.*4.*3"),
+    "weights of another batch": (relax(np.ones((2, 3), int), 4, 5, 3), r"weights.*\(2, 3\).*\(5, 3\)"),
+    "weights of a batch that theta lacks": (relax(np.ones((2, 3), int), 4, 3), r"weights.*\(2, 3\).*\(3,\)"),
+    "negative capacity": (relax([1, 2, 3], -1, 3), r"capacity.*negative.*-1"),
+    "fractional capacity": (relax([1, 2, 3], 1.5, 3), r"capacity.*(whole|integer).*1\.5"),
+    "capacity of text": (relax([1, 2, 3], "four", 3), r"capacity.*integer"),
+    "capacity of another batch": (relax([1, 2, 3], [1, 2], 5, 3), r"capacity.*\(2,\).*\(5,\)"),
+    "capacity of a batch that theta lacks": (relax([1, 2, 3], [1, 2], 3), r"capacity.*\(2,\).*\(\)"),
+    "k below 0": (top(-1, 3), r"k .*negative.*-1"),
+    "k above n": (top(4, 3), r"k .*0\.\.n.*4.*3"),
+    "one k above n": (top([1, 5, 2], 3, 4), r"k .*0\.\.n.*5.*4"),
+    "fractional k": (top(1.5, 3), r"k .*(whole|integer).*1\.5"),
+    "k of another batch": (top([1, 2], 5, 3), r"k .*\(2,\).*\(5,\)"),
+    "gamma 0": (smooth(0, 3), r"gamma.*positive.*0"),
+    "gamma 0.0": (smooth(0.0, 3), r"gamma.*positive.*0"),
+    "negative gamma": (smooth(-0.5, 3), r"gamma.*positive.*-0\.5"),
+    "gamma that is NaN": (smooth(float("nan"), 3), r"gamma.*positive.*nan"),
+    "one gamma that is not positive": (smooth(np.array([1.0, 0.0]), 2, 3), r"gamma.*positive"),
+    "one gamma in a list that is not positive": (smooth([1.0, -1.0], 2, 3), r"gamma.*positive"),
+    "gamma of text": (smooth("small", 3), r"gamma.*number"),
+    "no gamma": (smooth(None, 3), r"gamma.*number"),
+    "gamma of another batch": (smooth(np.ones(2), 5, 3), r"gamma.*\(2,\).*\(5,\)"),
+    "gamma for each item": (smooth(np.ones((5, 3)), 5, 3), r"gamma.*\(5, 3\).*\(5,\)"),
+    "selection of another shape": (with_selection(np.zeros(4), 3), r"y .*shape.*\(3,\).*\(4,\)"),
+    "selection with too few dimensions": (with_selection(np.zeros(3), 2, 3), r"y .*shape.*\(2, 3\).*\(3,\)"),
+    "selection of another batch": (with_selection(np.zeros((4, 3)), 2, 3), r"y .*shape.*\(2, 3\).*\(4, 3\)"),
+    "soft selection": (with_selection(np.array([0.5, 0.5, 0.0]), 3), r"y .*(zeros and ones|0/1|0 and 1)"),
+    "selection of twos": (with_selection(np.array([2.0, 0.0, 0.0]), 3), r"y .*(zeros and ones|0/1|0 and 1)"),
+    "selection with NaN": (with_selection(np.array([np.nan, 0.0, 1.0]), 3), r"y .*(zeros and ones|0/1|0 and 1)"),
+    "target of another shape": (with_target(np.zeros(4), 3), r"target.*shape.*\(3,\).*\(4,\)"),
+    "target of another batch": (with_target(np.zeros(3), 2, 3), r"target.*shape.*\(2, 3\).*\(3,\)"),
+    "prior of another shape": (
+        lambda backend: kg.divergence(scores(backend, 3), kg.TopK(1), kg.Gini(), prior=scores(backend, 2)),
+        r"prior.*\(3,\).*\(2,\)",
+    ),
+    "negative num_samples": (sample(num_samples=-1), r"num_samples.*-1"),
+    "fractional num_samples": (sample(num_samples=2.5), r"num_samples.*2\.5"),
+    "rng of text": (sample(rng="seed"), r"rng.*str"),
+    "unknown constraint": (lambda backend: kg.relax(scores(backend, 3), "top-3", kg.Gini()), r"constraint.*str"),
+    "a number as constraint": (lambda backend: kg.solve(scores(backend, 3), 3), r"constraint.*int"),
+    "a class as constraint": (lambda backend: kg.solve(scores(backend, 3), kg.TopK), r"constraint"),
+    "unknown regularizer": (lambda backend: kg.relax(scores(backend, 3), kg.TopK(1), "gini"), r"regularizer.*'gini'"),
+    "a number as regularizer": (lambda backend: kg.value(scores(backend, 3), kg.TopK(1), 0.5), r"regularizer.*0\.5"),
+    "a class as regularizer": (lambda backend: kg.value(scores(backend, 3), kg.TopK(1), kg.Gini), r"regularizer"),
+    "a single score": (lambda backend: kg.solve(scores(backend), kg.TopK(1)), r"theta.*shape"),
+    "integer theta": (
+        lambda backend: kg.relax(as_dtype(backend, "int64"), kg.TopK(1), kg.Gini()),
+        r"theta.*float.*int64",
+    ),
+    "boolean theta": (lambda backend: kg.solve(as_dtype(backend, "bool"), kg.TopK(1)), r"theta.*float.*bool"),
+    "complex theta": (
+        lambda backend: kg.solve(as_dtype(backend, "complex128"), kg.TopK(1)),
+        r"theta.*float.*complex128",
+    ),
+}
+
+
+def as_dtype(backend: Backend, dtype: str) -> Any:
+    array = np.ones(3).astype(dtype)
+    if backend.name == "torch":
+        import torch
+
+        return torch.from_numpy(array)
+    return array
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input(case, backend):
+    call, pattern = CASES[case]
+    with pytest.raises((TypeError, ValueError), match=pattern):
+        call(backend)
+
+
+@pytest.mark.parametrize(
+    "theta", [[0.1, 0.2], (0.1, 0.2), 0.5, None, "scores", memoryview(b"ab")], ids=lambda x: type(x).__name__
+)
+def test_theta_of_an_unknown_framework(theta):
+    with pytest.raises(TypeError, match=rf"theta.*{type(theta).__name__}"):
+        kg.relax(theta, kg.TopK(1), kg.Gini())
+
+
+def test_checks_come_before_the_work(monkeypatch):
+    """The eighth operation refuses as the first does: no kernel runs on bad arguments."""
+    import knapgrad.kernels.numba_cpu as kernels
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a kernel ran")
+
+    monkeypatch.setattr(kernels, "_run", refuse)
+    theta, y = np.zeros(3), np.zeros(3)
+    for constraint, pattern in ((kg.TopK(4), r"k .*0\.\.n"), (kg.Knapsack([1, 2], 3), r"weights"), (3, r"constraint")):
+        for call in (
+            lambda c: kg.solve(theta, c),
+            lambda c: kg.value(theta, c, kg.Gini()),
+            lambda c: kg.relax(theta, c, kg.Gini()),
+            lambda c: kg.sample(theta, c, kg.Gini()),
+            lambda c: kg.log_prob(theta, y, c, kg.Gini()),
+            lambda c: kg.entropy(theta, c, kg.Gini()),
+            lambda c: kg.fenchel_young_loss(theta, y, c, kg.Gini()),
+            lambda c: kg.divergence(theta, c, kg.Gini()),
+        ):
+            with pytest.raises((TypeError, ValueError), match=pattern):
+                call(constraint)
+
+
+OPERATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "solve": lambda theta, y, constraint: kg.solve(theta, constraint),
+    "value": lambda theta, y, constraint: kg.value(theta, constraint, kg.Gini()),
+    "relax": lambda theta, y, constraint: kg.relax(theta, constraint, kg.Shannon()),
+    "sample": lambda theta, y, constraint: kg.sample(theta, constraint, kg.Tsallis()),
+    "log_prob of Gini": lambda theta, y, constraint: kg.log_prob(theta, y, constraint, kg.Gini()),
+    "log_prob of Shannon": lambda theta, y, constraint: kg.log_prob(theta, y, constraint, kg.Shannon()),
+    "entropy": lambda theta, y, constraint: kg.entropy(theta, constraint, kg.Gini()),
+    "fenchel_young_loss": lambda theta, y, constraint: kg.fenchel_young_loss(theta, y, constraint, kg.Gini()),
+    "divergence": lambda theta, y, constraint: kg.divergence(theta, constraint, kg.Gini()),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_masks_that_leave_too_few_items_name_the_instance(operation, dtype, backend):
+    for batch, instance in ((40, 13), (3, 2), (1, 0)):
+        theta = np.random.default_rng(0).standard_normal((batch, 6))
+        y = np.zeros((batch, 6))
+        y[:, :3] = 1
+        theta[:, 4] = -np.inf
+        call = OPERATIONS[operation]
+        call(backend.asarray(theta, dtype), backend.asarray(y, dtype), kg.TopK(3))
+        theta[instance, 1:4] = -np.inf
+        with pytest.raises(ValueError, match=rf"theta.*k items.*instance {instance}\b"):
+            call(backend.asarray(theta, dtype), backend.asarray(y, dtype), kg.TopK(3))
+
+
+def run(code: str) -> str:
+    """The output of a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "weights, capacity, plain",
+    [
+        ("[2, 1, 3, 0]", "2**63 - 1", "[2, 1, 3, 0], 6"),
+        ("[2, 2**63 - 1, 3, 0]", "4", "[2, 5, 3, 0], 4"),
+        ("np.array([2, 2**64 - 1, 3, 0], dtype=np.uint64)", "4", "[2, 5, 3, 0], 4"),
+        ("[2, 1, 3, 0]", "np.uint64(2**64 - 1)", "[2, 1, 3, 0], 6"),
+    ],
+)
+def test_the_largest_integers_mean_no_limit_or_out(weights, capacity, plain):
+    """sys.maxsize is a natural "no limit". In a process of its own: an overflow here can kill the interpreter."""
+    code = f"""
+        import numpy as np, knapgrad as kg
+        theta = np.array([0.75, -0.5, 1.5, 0.25])
+        try:
+            found = kg.relax(theta, kg.Knapsack({weights}, {capacity}), kg.Gini())
+        except ValueError as error:
+            print("weights" in str(error) or "capacity" in str(error))
+        else:
+            print(np.array_equal(found, kg.relax(theta, kg.Knapsack({plain}), kg.Gini())))
+    """
+    assert run(code) == "True"
+
+
+@pytest.mark.parametrize(
+    "weights, capacity", [("[2**40] * 4", "2**41"), ("[2**61] * 4", "2**62"), ("[2**63 - 1] * 4", "2**63 - 1")]
+)
+def test_a_table_that_fits_no_memory_raises(weights, capacity):
+    code = f"""
+        import numpy as np, knapgrad as kg
+        try:
+            kg.relax(np.zeros(4), kg.Knapsack({weights}, {capacity}), kg.Gini())
+        except (MemoryError, ValueError) as error:
+            print("raised")
+    """
+    assert run(code) == "raised"
+
+
+def test_importing_imports_no_framework():
+    code = """
+        import sys
+        import knapgrad as kg
+        import numpy as np
+        kg.relax(np.zeros(4), kg.TopK(2), kg.Gini())
+        print([name for name in ("torch", "jax", "scipy") if name in sys.modules])
+    """
+    assert run(code) == "[]"
+
+
+@pytest.mark.parametrize("framework", ["torch"])
+def test_a_missing_framework_comes_with_the_command_to_install_it(framework):
+    code = f"""
+        import sys
+        sys.modules[{framework!r}] = None
+        import knapgrad
+        try:
+            import knapgrad.{framework}
+        except ImportError as error:
+            print(error)
+    """
+    assert f"knapgrad[{framework}]" in run(code)

@@ -1,0 +1,490 @@
+"""Every operation x regularizer x backend x constraint against enumeration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import knapgrad as kg
+from backends import BACKENDS, TOLERANCES, Backend
+from instances import EDGES, Problem, problems
+from oracles import Truth, chi_square_p_value, feasible, optimum
+
+
+def target_of(problem: Problem) -> np.ndarray:
+    """A best selection of each instance."""
+    best = [optimum(theta, w, c, problem.exactly)[1][0] for theta, w, c, _ in problem.rows()]
+    return problem.batched(best, problem.n)
+
+
+def prior_of(problem: Problem) -> np.ndarray:
+    return np.cos(np.arange(problem.theta.size)).reshape(problem.theta.shape).astype(np.float32).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How to call an operation, what it should give for one instance, and how large its error may be."""
+
+    call: Callable[[Any, Problem, str, Callable[[np.ndarray], Any]], Any]
+    expect: Callable[[Truth, np.ndarray], Any]
+    tolerance: str
+    extra: Callable[[Problem], np.ndarray] = target_of  # the further (*batch, n) argument
+    items: bool = False  # whether the result has one number an item
+
+    def run(
+        self, problem: Problem, regularizer: str, backend: Backend, dtype: str
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        """The result, its truth and the error that is allowed, for theta as the dtype rounds it."""
+        problem = problem.rounded(dtype)
+        result = self.call(
+            backend.asarray(problem.theta, dtype), problem, regularizer, lambda x: backend.asarray(x, dtype)
+        )
+        extra = problem.flat(self.extra(problem))
+        exact = [self.expect(one, row) for one, row in zip(problem.truths(regularizer), extra)]
+        expected = problem.batched(exact, problem.n) if self.items else problem.batched(exact)
+        error = getattr(TOLERANCES[dtype], self.tolerance)
+        if self.tolerance == "relax":
+            return result, expected, np.full(expected.shape, error)
+        return result, expected, error * np.maximum(np.abs(expected), problem.scale())
+
+
+OPERATIONS: dict[str, Operation] = {
+    "value": Operation(
+        lambda theta, p, r, _: kg.value(theta, p.constraint, p.regularizer(r)), lambda truth, _: truth.value, "value"
+    ),
+    "relax": Operation(
+        lambda theta, p, r, _: kg.relax(theta, p.constraint, p.regularizer(r)),
+        lambda truth, _: truth.relax,
+        "relax",
+        items=True,
+    ),
+    "entropy": Operation(
+        lambda theta, p, r, _: kg.entropy(theta, p.constraint, p.regularizer(r)),
+        lambda truth, _: truth.entropy,
+        "value",
+    ),
+    "log_prob": Operation(
+        lambda theta, p, r, array: kg.log_prob(theta, array(target_of(p)), p.constraint, p.regularizer(r)),
+        lambda truth, target: truth.log_prob(target),
+        "log_prob",
+    ),
+    "fenchel_young_loss": Operation(
+        lambda theta, p, r, array: kg.fenchel_young_loss(theta, array(target_of(p)), p.constraint, p.regularizer(r)),
+        lambda truth, target: truth.fenchel_young_loss(target),
+        "value",
+    ),
+    "divergence": Operation(
+        lambda theta, p, r, _: kg.divergence(theta, p.constraint, p.regularizer(r)),
+        lambda truth, _: truth.divergence([0.0] * truth.n),
+        "value",
+    ),
+    "divergence from a prior": Operation(
+        lambda theta, p, r, array: kg.divergence(theta, p.constraint, p.regularizer(r), prior=array(prior_of(p))),
+        lambda truth, prior: truth.divergence(prior),
+        "value",
+        extra=prior_of,
+    ),
+}
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, error: np.ndarray, what: str = "it") -> None:
+    assert actual.shape == expected.shape, what
+    wrong = ~(np.abs(actual - expected) <= error) & (actual != expected)
+    assert not wrong.any(), f"{what} gave {actual[wrong]} instead of {expected[wrong]}, allowed {error[wrong]}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@given(data=st.data())
+def test_operation_is_the_enumeration(operation, dtype, backend, regularizer, constraint, data):
+    problem = data.draw(problems(constraint))
+    result, expected, error = OPERATIONS[operation].run(problem, regularizer, backend, dtype)
+    assert_close(backend.to_numpy(result), expected, error)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_operations_at_the_edges(edge, backend, regularizer):
+    for name, operation in OPERATIONS.items():
+        for dtype in ("float32", "float64"):
+            result, expected, error = operation.run(EDGES[edge], regularizer, backend, dtype)
+            assert_close(backend.to_numpy(result), expected, error, name)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_result_has_the_type_dtype_and_batch_of_theta(operation, backend, regularizer):
+    for dtype in backend.dtypes:
+        for edge in ("no batch", "batch of rank 2", "batch of rank 3", "empty batch", "no items"):
+            problem = EDGES[edge]
+            theta = backend.asarray(problem.theta, dtype)
+            result, expected, _ = OPERATIONS[operation].run(problem, regularizer, backend, dtype)
+            assert backend.describe(result) == backend.describe(theta)
+            assert tuple(result.shape) == expected.shape
+
+
+def rounded_once(backend: Backend, array: Any, dtype: str) -> np.ndarray:
+    return backend.to_numpy(backend.asarray(backend.to_numpy(array), dtype))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_half_precision_is_one_rounding_of_the_float32_answer(operation, backend, regularizer):
+    for dtype in set(backend.dtypes) - {"float32", "float64"}:
+        for edge in ("batch of rank 2", "gamma for each instance", "masked, top-k", "k for each instance"):
+            problem = EDGES[edge].rounded(dtype)
+            call = OPERATIONS[operation].call
+
+            def run(name: str) -> Any:
+                return call(backend.asarray(problem.theta, name), problem, regularizer, array)
+
+            def array(values: np.ndarray) -> Any:
+                return backend.asarray(backend.to_numpy(backend.asarray(values, dtype)), "float32")
+
+            result = call(
+                backend.asarray(problem.theta, dtype), problem, regularizer, lambda x: backend.asarray(x, dtype)
+            )
+            np.testing.assert_array_equal(backend.to_numpy(result), rounded_once(backend, run("float32"), dtype))
+
+
+@pytest.mark.parametrize("operation", ["value", "relax", "entropy"])
+def test_half_precision_against_enumeration(operation, backend, regularizer, constraint):
+    edge = EDGES["batch of rank 2" if constraint == "knapsack" else "masked, top-k"]
+    for dtype in set(backend.dtypes) - {"float32", "float64"}:
+        result, expected, error = OPERATIONS[operation].run(edge, regularizer, backend, dtype)
+        assert_close(backend.to_numpy(result), expected, error)
+
+
+@pytest.mark.parametrize(
+    "name, layout", [(name, layout) for name, row in BACKENDS.items() for layout in row.layouts], ids=lambda x: x
+)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_memory_layout_does_not_matter(operation, name, layout, regularizer):
+    backend, problem = BACKENDS[name], EDGES["batch of rank 2"]
+    theta = backend.layouts[layout](problem.theta)
+    before = backend.to_numpy(theta).copy()
+    np.testing.assert_array_equal(before, problem.theta)
+
+    def array(values: np.ndarray) -> Any:
+        return backend.layouts[layout](values)
+
+    result = OPERATIONS[operation].call(theta, problem, regularizer, array)
+    plain = OPERATIONS[operation].call(
+        backend.asarray(problem.theta, "float64"), problem, regularizer, lambda x: backend.asarray(x, "float64")
+    )
+    np.testing.assert_array_equal(backend.to_numpy(result), backend.to_numpy(plain))
+    np.testing.assert_array_equal(backend.to_numpy(theta), before)
+
+
+def test_integers_of_every_kind_are_welcome(backend):
+    theta = np.array([[0.75, -0.5, 1.5, 0.25], [-1.0, 2.0, 0.5, 1.25]])
+    plain = backend.to_numpy(kg.relax(backend.asarray(theta, "float64"), kg.Knapsack([2, 1, 3, 1], 4), kg.Gini()))
+    top = backend.to_numpy(kg.relax(backend.asarray(theta, "float64"), kg.TopK(2), kg.Gini()))
+    forms: list[Callable[[Any], Any]] = [
+        tuple,
+        np.array,
+        *(lambda x, d=d: np.array(x, dtype=d) for d in ("int8", "uint16", "int32", "uint64")),
+    ]
+    if BACKENDS["torch"].available:
+        import torch
+
+        forms += [
+            torch.tensor,
+            lambda x: torch.tensor(x, dtype=torch.int32),
+            lambda x: torch.tensor(x, dtype=torch.uint8),
+        ]
+    for form in forms:
+        given_theta = backend.asarray(theta, "float64")
+        for constraint in (kg.Knapsack(form([2, 1, 3, 1]), 4), kg.Knapsack([2, 1, 3, 1], form([4, 4]))):
+            np.testing.assert_array_equal(backend.to_numpy(kg.relax(given_theta, constraint, kg.Gini())), plain)
+        np.testing.assert_array_equal(backend.to_numpy(kg.relax(given_theta, kg.TopK(form([2, 2])), kg.Gini())), top)
+    for four in (np.int64(4), np.uint8(4), np.array(4)):
+        constraint = kg.Knapsack([2, 1, 3, 1], four)
+        np.testing.assert_array_equal(
+            backend.to_numpy(kg.relax(backend.asarray(theta, "float64"), constraint, kg.Gini())), plain
+        )
+
+
+def test_gamma_of_every_kind_is_welcome(backend, regularizer):
+    problem = EDGES["batch of rank 2"]
+    theta = backend.asarray(problem.theta, "float64")
+
+    def relax(gamma: Any) -> np.ndarray:
+        smoothing = replace(problem, gamma=gamma).regularizer(regularizer)
+        return backend.to_numpy(kg.relax(theta, problem.constraint, smoothing))
+
+    plain = relax(0.5)
+    for gamma in (
+        np.float32(0.5),
+        np.array(0.5),
+        np.full((2, 1), 0.5),
+        np.full(3, 0.5),
+        backend.asarray([0.5] * 3, "float64"),
+    ):
+        np.testing.assert_array_equal(relax(gamma), plain)
+    assert not np.array_equal(relax(1), plain)
+
+
+def assert_log_probs(
+    actual: np.ndarray, expected: np.ndarray, possible: np.ndarray, dtype: str, n: int, shannon: bool
+) -> None:
+    """-inf exactly for what is infeasible. A sparse decision near its threshold is a small difference of large numbers,
+    so there the error is measured on the probability."""
+    assert np.isneginf(actual[~possible]).all()
+    actual, expected = actual[possible], expected[possible]
+    tolerance = TOLERANCES[dtype].log_prob
+    allowed = tolerance * np.maximum(1.0, np.abs(expected))
+    if not shannon:
+        rounding = 16 * max(n, 1) * np.finfo(dtype).eps
+        with np.errstate(over="ignore"):
+            allowed = np.where(np.isinf(expected), 0.0, allowed + rounding * np.exp(-expected))
+        unlikely = np.exp(expected) <= rounding
+        assert (np.exp(actual[unlikely]) <= 2 * rounding).all()
+        actual, expected, allowed = actual[~unlikely], expected[~unlikely], allowed[~unlikely]
+    assert_close(actual, expected, allowed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(data=st.data())
+def test_log_prob_of_every_selection(dtype, backend, regularizer, constraint, data):
+    problem = data.draw(problems(constraint, max_n=5)).rounded(dtype)
+    y = problem.selections()
+    theta = backend.asarray(problem.theta, dtype)
+    actual = backend.to_numpy(
+        kg.log_prob(theta, backend.asarray(y, dtype), problem.constraint, problem.regularizer(regularizer))
+    )
+    assert actual.shape == y.shape[:-1]
+    expected, possible = np.empty(actual.shape), np.empty(actual.shape, dtype=bool)
+    size = problem.size
+    flat = y.reshape(len(y), size, problem.n)
+    for b, (one, (scores, w, c, _)) in enumerate(zip(problem.truths(regularizer), problem.rows())):
+        for s in range(len(y)):
+            expected.reshape(len(y), size)[s, b] = one.log_prob(flat[s, b])
+            masked = flat[s, b][np.isneginf(scores)].any()
+            possible.reshape(len(y), size)[s, b] = feasible(flat[s, b], w, c, problem.exactly) and not masked
+    assert_log_probs(actual, expected, possible, dtype, problem.n, regularizer == "shannon")
+
+
+def test_log_prob_takes_samples_in_front_of_the_batch(backend, regularizer):
+    for edge in ("no batch", "batch of rank 2", "k for each instance", "empty batch", "no items"):
+        problem = EDGES[edge]
+        theta = backend.asarray(problem.theta, "float64")
+        arguments = problem.constraint, problem.regularizer(regularizer)
+        target = target_of(problem)
+        one = backend.to_numpy(kg.log_prob(theta, backend.asarray(target, "float64"), *arguments))
+        for front in ((3,), (2, 3), (0,)):
+            many = backend.asarray(np.broadcast_to(target, (*front, *target.shape)).copy(), "float64")
+            np.testing.assert_array_equal(
+                backend.to_numpy(kg.log_prob(theta, many, *arguments)), np.broadcast_to(one, (*front, *one.shape))
+            )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@given(data=st.data())
+def test_solve_finds_an_optimum(dtype, backend, constraint, data):
+    if dtype not in backend.dtypes:
+        return
+    problem = data.draw(problems(constraint, max_n=7)).rounded(dtype)
+    check_solve(problem, backend, dtype)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_solve_at_the_edges(edge, backend):
+    for dtype in backend.dtypes:
+        check_solve(EDGES[edge].rounded(dtype), backend, dtype)
+
+
+def check_solve(problem: Problem, backend: Backend, dtype: str) -> None:
+    theta = backend.asarray(problem.theta, dtype)
+    y = kg.solve(theta, problem.constraint)
+    assert backend.describe(y) == backend.describe(theta)
+    assert tuple(y.shape) == problem.theta.shape
+    y = backend.to_numpy(y)
+    assert problem.allows(y)
+    for (scores, w, c, _), picked in zip(problem.rows(), problem.flat(y)):
+        best, _ = optimum(scores, w, c, problem.exactly)
+        assert scores[picked == 1].sum() == pytest.approx(best, rel=1e-12, abs=1e-12)
+
+
+SAMPLED = (
+    "no batch",
+    "no batch, top-k",
+    "everything for each instance",
+    "masked, top-k",
+    "masked, weight 0",
+    "empty batch",
+    "no items",
+)
+
+
+@pytest.mark.parametrize("edge", SAMPLED)
+def test_sample_puts_num_samples_in_front(edge, backend, regularizer):
+    problem = EDGES[edge]
+    for dtype in backend.dtypes:
+        theta = backend.asarray(problem.theta, dtype)
+        arguments = problem.constraint, problem.regularizer(regularizer)
+        for num_samples, front in ((None, ()), (1, (1,)), (5, (5,)), (0, (0,))):
+            y = kg.sample(theta, *arguments, num_samples=num_samples, rng=backend.rng(0))
+            assert backend.describe(y) == backend.describe(theta)
+            assert tuple(y.shape) == front + problem.theta.shape
+            assert problem.allows(backend.to_numpy(y))
+
+
+@given(data=st.data())
+def test_samples_are_feasible(backend, regularizer, constraint, data):
+    problem = data.draw(problems(constraint))
+    theta = backend.asarray(problem.theta, "float32")
+    y = kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=20, rng=backend.rng(0))
+    assert problem.allows(backend.to_numpy(y))
+
+
+@pytest.mark.parametrize(
+    "name, generator",
+    [(name, generator) for name, row in BACKENDS.items() for generator in row.generators],
+    ids=lambda x: x,
+)
+def test_samples_repeat_for_a_seed(name, generator, regularizer):
+    backend, problem = BACKENDS[name], EDGES["batch of rank 2"]
+
+    def draw(rng: Any) -> np.ndarray:
+        theta = backend.asarray(problem.theta, "float64")
+        return backend.to_numpy(
+            kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=40, rng=rng)
+        )
+
+    make = BACKENDS[name].generators[generator]
+    first = draw(make(7))
+    np.testing.assert_array_equal(draw(make(7)), first)
+    assert not np.array_equal(draw(make(8)), first)
+    rng = make(7)
+    if not isinstance(rng, int):
+        np.testing.assert_array_equal(draw(rng), first)
+        assert not np.array_equal(draw(rng), first), "a generator moves on"
+
+
+def test_samples_without_rng_follow_the_global_generator(backend, regularizer):
+    problem = EDGES["batch of rank 2"]
+
+    def draw() -> np.ndarray:
+        theta = backend.asarray(problem.theta, "float64")
+        return backend.to_numpy(kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=40))
+
+    backend.seed_global(3)
+    first, second = draw(), draw()
+    assert not np.array_equal(first, second)
+    backend.seed_global(3)
+    np.testing.assert_array_equal(draw(), first)
+
+
+def test_a_uniform_number_that_rounds_up_to_one_breaks_nothing(monkeypatch, regularizer):
+    """NumPy's global generator draws float64: just below 1 is 1 in float32, and a certain pick must still be made."""
+    problem = EDGES["masked to exactly k"]
+    monkeypatch.setattr(np.random, "random_sample", lambda shape=None: np.full(shape, np.nextafter(1.0, 0.0)))
+    monkeypatch.setattr(np.random, "random", np.random.random_sample)
+    for dtype in ("float16", "float32", "float64"):
+        y = kg.sample(problem.theta.astype(dtype), problem.constraint, problem.regularizer(regularizer), num_samples=3)
+        assert problem.allows(y)
+
+
+DISTRIBUTIONS = {
+    "knapsack": Problem(np.array([0.5, -0.25, 1.0, 0.3, -0.6, 0.8]), [2, 3, 1, 0, 2, 4], 6, 1.5),
+    "top-k": Problem(np.array([0.5, -0.25, 1.0, 0.3, -0.6, 0.8]), None, 3, 1.5),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("many", [True, False], ids=["num_samples", "a batch"])
+def test_sample_frequencies(many, dtype, backend, regularizer, constraint):
+    problem = DISTRIBUTIONS[constraint].rounded(dtype)
+    draws = 20_000
+    theta = problem.theta if many else np.broadcast_to(problem.theta, (draws, problem.n)).copy()
+    y = kg.sample(
+        backend.asarray(theta, dtype),
+        problem.constraint,
+        problem.regularizer(regularizer),
+        num_samples=draws if many else None,
+        rng=backend.rng(20240),
+    )
+    y = backend.to_numpy(y)
+    exact = problem.truths(regularizer)[0]
+    found, counts = np.unique(y, axis=0, return_counts=True)
+    seen = {tuple(int(x) for x in row): int(count) for row, count in zip(found, counts)}
+    assert chi_square_p_value(seen, exact.probabilities) > 1e-4
+    spread = np.sqrt(exact.relax * (1 - exact.relax) / draws)
+    assert (np.abs(y.mean(axis=0) - exact.relax) <= 5 * spread + TOLERANCES[dtype].relax).all()
+
+
+@pytest.mark.parametrize("pair", ["samples", "instances"])
+def test_samples_are_independent(pair, backend, regularizer):
+    problem = DISTRIBUTIONS["top-k"]
+    theta = np.broadcast_to(problem.theta, (2, problem.n)).copy()
+    y = kg.sample(
+        backend.asarray(theta, "float64"),
+        problem.constraint,
+        problem.regularizer(regularizer),
+        num_samples=20_000,
+        rng=backend.rng(11),
+    )
+    y = backend.to_numpy(y)
+    left, right = (y[::2, 0], y[1::2, 0]) if pair == "samples" else (y[:, 0], y[:, 1])
+    exact = problem.truths(regularizer)[0].probabilities
+    joint = {a + b: p * q for a, p in exact.items() for b, q in exact.items()}
+    found, counts = np.unique(np.concatenate([left, right], axis=1), axis=0, return_counts=True)
+    seen = {tuple(int(x) for x in row): int(count) for row, count in zip(found, counts)}
+    assert chi_square_p_value(seen, joint) > 1e-4
+
+
+@given(data=st.data())
+def test_divergence_is_zero_at_the_prior_and_positive_elsewhere(backend, regularizer, constraint, data):
+    problem = data.draw(problems(constraint, masked=False))
+    theta = backend.asarray(problem.theta, "float64")
+    smoothing = problem.regularizer(regularizer)
+    error = TOLERANCES["float64"].value * np.maximum(problem.scale(), np.abs(prior_of(problem)).max(initial=0.0))
+    at_prior = backend.to_numpy(kg.divergence(theta, problem.constraint, smoothing, prior=theta))
+    assert (np.abs(at_prior) <= error).all()
+    prior = backend.asarray(prior_of(problem), "float64")
+    assert (backend.to_numpy(kg.divergence(theta, problem.constraint, smoothing, prior=prior)) >= -error).all()
+
+
+@given(data=st.data())
+def test_shannon_divergence_is_the_kullback_leibler_divergence(backend, constraint, data):
+    problem = replace(data.draw(problems(constraint)), gamma=1.0)
+    theta = backend.asarray(problem.theta, "float64")
+    prior = prior_of(problem)
+    actual = backend.to_numpy(
+        kg.divergence(theta, problem.constraint, kg.Shannon(), prior=backend.asarray(prior, "float64"))
+    )
+    others = replace(problem, theta=prior).truths("shannon")
+    relative = []
+    for one, other in zip(problem.truths("shannon"), others):
+        relative.append(float(sum(p * (one.log_probs[y] - other.log_probs[y]) for y, p in one.probabilities.items())))
+    assert_close(actual, problem.batched(relative), TOLERANCES["float64"].value * np.maximum(problem.scale(), 1.0))
+
+
+@given(data=st.data())
+def test_fenchel_young_loss_vanishes_where_relax_is_the_target(backend, regularizer, constraint, data):
+    """For a sharp score a sparse relax is its own target; the loss of any feasible target is positive."""
+    problem = data.draw(problems(constraint, masked=False))
+    target = target_of(problem)
+    sharp = replace(problem, theta=(2 * target - 1) * 50.0 * np.asarray(problem.gamma, dtype=float)[..., None])
+    loss = backend.to_numpy(
+        kg.fenchel_young_loss(
+            backend.asarray(sharp.theta, "float64"),
+            backend.asarray(target, "float64"),
+            problem.constraint,
+            problem.regularizer(regularizer),
+        )
+    )
+    assert (np.abs(loss) <= TOLERANCES["float64"].value * sharp.scale()).all()
+    other = backend.to_numpy(
+        kg.fenchel_young_loss(
+            backend.asarray(prior_of(problem), "float64"),
+            backend.asarray(target, "float64"),
+            problem.constraint,
+            problem.regularizer(regularizer),
+        )
+    )
+    assert (other >= -TOLERANCES["float64"].value).all()

@@ -1,0 +1,97 @@
+"""The oracles against each other: subsets, paths, long-double tables and differences are four roads to one truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oracles import LONG, REGULARIZERS, chi_square_p_value, feasible, gibbs, long_table, long_vjp, mp, optimum, truth
+
+THETA = [0.7, -0.37, 1.9, 0.2, -1.1, 0.6]
+CASES = {
+    "knapsack": ([2, 3, 1, 0, 2, 4], 6, False),
+    "knapsack, nothing fits but weight 0": ([2, 3, 1, 0, 2, 4], 0, False),
+    "top-k": ([1] * 6, 3, True),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def case(request):
+    return request.param
+
+
+def test_shannon_paths_are_the_gibbs_distribution(case):
+    exact = truth(THETA, case[0], case[1], "shannon", case[2], 0.7)
+    value, distribution = gibbs(THETA, *case, gamma=0.7)
+    assert exact.value == pytest.approx(value, rel=1e-14)
+    assert exact.probabilities.keys() == distribution.keys()
+    assert all(abs(exact.probabilities[y] - p) < 1e-30 for y, p in distribution.items())
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_paths_are_a_distribution_on_feasible_subsets(case, regularizer):
+    exact = truth(THETA, case[0], case[1], regularizer, case[2], 0.7)
+    assert abs(sum(exact.probabilities.values()) - 1) < 1e-30
+    assert all(feasible(y, *case) for y in exact.probabilities)
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_mean_is_the_gradient_of_the_value(case, regularizer):
+    exact = truth(THETA, case[0], case[1], regularizer, case[2], 0.7)
+    step = mp.mpf(10) ** -12
+    for i, y in enumerate(exact.mean()):
+        theta = [mp.mpf(t) for t in THETA]
+        theta[i] += step
+        up = type(exact)(theta, case[0], case[1], regularizer, case[2], 0.7)
+        theta[i] -= 2 * step
+        down = type(exact)(theta, case[0], case[1], regularizer, case[2], 0.7)
+        difference = up.state(exact.n, exact.capacity).value - down.state(exact.n, exact.capacity).value
+        assert abs(difference / (2 * step) - y) < 1e-11
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_long_table_is_the_enumeration(case, regularizer):
+    exact = truth(THETA, case[0], case[1], regularizer, case[2], 0.7)
+    value, y = long_table(THETA, case[0], case[1], regularizer, case[2], 0.7)
+    assert float(value) == pytest.approx(exact.value, rel=1e-14)
+    np.testing.assert_allclose(y.astype(float), exact.relax, atol=1e-14)
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_long_table_leaves_masked_items_out(regularizer):
+    theta = [0.7, -np.inf, 1.9, -np.inf, 0.3, 0.6]
+    for weights, capacity, exactly in CASES.values():
+        exact = truth(theta, weights, capacity, regularizer, exactly)
+        value, y = long_table(theta, weights, capacity, regularizer, exactly)
+        assert float(value) == pytest.approx(exact.value, rel=1e-14)
+        np.testing.assert_allclose(y.astype(float), exact.relax, atol=1e-14)
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_finite_differences_agree(case, regularizer):
+    z = [0.3, -1.2, 0.8, 0.1, 2.0, -0.7]
+    exact = truth(THETA, case[0], case[1], regularizer, case[2])
+    np.testing.assert_allclose(long_vjp(THETA, z, case[0], case[1], regularizer, case[2]), exact.vjp(z), atol=1e-9)
+
+
+def test_shannon_entropy_and_divergence_have_their_closed_forms(case):
+    exact = truth(THETA, case[0], case[1], "shannon", case[2])
+    assert exact.entropy == pytest.approx(exact.value - exact.score(exact.relax), rel=1e-12)
+    prior = [0.1, 0.4, -0.2, 0.9, 0.0, 1.0]
+    _, other = gibbs(prior, *case)
+    relative = sum(p * (mp.log(p) - mp.log(other[y])) for y, p in exact.probabilities.items())
+    assert exact.divergence(prior) == pytest.approx(float(relative), rel=1e-12)
+
+
+def test_optimum_finds_every_tie():
+    assert optimum([1.0, 1.0, 0.5], [1, 1, 1], 1, False) == (1.0, [(0, 1, 0), (1, 0, 0)])
+    assert optimum([1.0, -np.inf, 0.5], [1, 1, 1], 2, True) == (1.5, [(1, 0, 1)])
+
+
+def test_chi_square_tells_distributions_apart():
+    fair, loaded = {(0,): mp.mpf(0.5), (1,): mp.mpf(0.5)}, {(0,): mp.mpf(0.45), (1,): mp.mpf(0.55)}
+    counts = {(0,): 4990, (1,): 5010}
+    assert chi_square_p_value(counts, fair) > 0.5
+    assert chi_square_p_value(counts, loaded) < 1e-6
+    assert chi_square_p_value(counts, {(0,): mp.mpf(1)}) == 0.0
+    assert LONG(1) + np.finfo(LONG).eps > 1

@@ -1,0 +1,178 @@
+"""Many threads at once, forked children, and samples that do not depend on the number of threads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import knapgrad as kg
+from oracles import REGULARIZERS
+
+SMOOTHINGS = {"shannon": kg.Shannon(0.8), "gini": kg.Gini(0.8), "tsallis": kg.Tsallis(0.8)}
+
+
+def jobs() -> list[Callable[[], np.ndarray]]:
+    """Calls of all kinds and sizes, some large enough to be split over threads."""
+    rng = np.random.default_rng(0)
+    made: list[Callable[[], np.ndarray]] = []
+    for batch, n, dtype in (
+        (1, 5, "float64"),
+        (3, 40, "float32"),
+        (64, 30, "float32"),
+        (3000, 20, "float32"),
+        (1000, 40, "float64"),
+    ):
+        theta = rng.standard_normal((batch, n)).astype(dtype)
+        shared, own = rng.integers(0, 6, n), rng.integers(0, 6, (batch, n))
+        for constraint in (kg.Knapsack(shared, 2 * n), kg.Knapsack(own, n), kg.TopK(n // 3)):
+            for name in REGULARIZERS:
+                smoothing = SMOOTHINGS[name]
+                made.append(lambda t=theta, c=constraint, s=smoothing: kg.relax(t, c, s))
+                made.append(lambda t=theta, c=constraint, s=smoothing: kg.entropy(t, c, s))
+                made.append(lambda t=theta, c=constraint, s=smoothing: kg.sample(t, c, s, num_samples=2, rng=5))
+            made.append(lambda t=theta, c=constraint: kg.solve(t, c))
+    return made
+
+
+def test_many_threads_give_the_serial_answers():
+    calls = jobs()
+    serial = [call() for call in calls]
+    order = np.random.default_rng(1).permutation(np.tile(np.arange(len(calls)), 3))
+    with ThreadPoolExecutor(8) as executor:
+        together = list(executor.map(lambda i: calls[i](), order, timeout=120))
+    for i, result in zip(order, together):
+        np.testing.assert_array_equal(result, serial[i])
+
+
+def large_calls() -> list[np.ndarray]:
+    rng = np.random.default_rng(2)
+    theta = rng.standard_normal((6000, 30)).astype(np.float32)
+    budget = kg.Knapsack(rng.integers(1, 8, 30), 60)
+    return [kg.relax(theta, budget, smoothing) for smoothing in SMOOTHINGS.values()] + [
+        kg.sample(theta, budget, kg.Gini(), num_samples=2, rng=3)
+    ]
+
+
+def helpers() -> bool:
+    """Whether the library has threads of its own running."""
+    return any(thread.name.startswith("knapgrad") for thread in threading.enumerate())
+
+
+def _child(connection: Any) -> None:
+    connection.send((large_calls(), helpers()))
+    connection.close()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_forked_child_works_after_use(busy):
+    expected = large_calls()
+    context = multiprocessing.get_context("fork")
+    stop = threading.Event()
+
+    def keep_busy() -> None:
+        while not stop.is_set():
+            large_calls()
+
+    background = threading.Thread(target=keep_busy)
+    if busy:
+        background.start()
+    try:
+        for _ in range(3):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=_child, args=(theirs,))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads around is the point
+                child.start()
+            theirs.close()
+            try:
+                assert ours.poll(60), "the child hangs"
+                results, has_helpers = ours.recv()
+                child.join(10)
+            finally:
+                child.kill()
+            assert child.exitcode == 0
+            assert has_helpers == helpers()
+            for result, serial in zip(results, expected):
+                np.testing.assert_array_equal(result, serial)
+    finally:
+        stop.set()
+        if busy:
+            background.join()
+    for result, serial in zip(large_calls(), expected):
+        np.testing.assert_array_equal(result, serial)
+
+
+def test_torch_data_loader_workers():
+    torch = pytest.importorskip("torch")
+    budget = kg.Knapsack(np.arange(1, 9), 12)
+
+    class Selections(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> Any:
+            theta = torch.linspace(-1, 1, 8 * 200).reshape(200, 8) * (index + 1)
+            return kg.relax(theta, budget, kg.Gini(0.5))
+
+    data = Selections()
+    expected = torch.stack([data[i] for i in range(len(data))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, timeout=60)
+        found = torch.cat(list(loader))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_results_do_not_depend_on_the_number_of_threads(name, torch_threads):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    smoothing = SMOOTHINGS[name]
+    own = rng.integers(0, 6, (4096, 24))
+    for dtype in (torch.float32, torch.float64):
+        theta = torch.from_numpy(rng.standard_normal((4096, 24))).to(dtype)
+        for constraint in (kg.Knapsack(rng.integers(1, 8, 24), 48), kg.Knapsack(own, 30), kg.TopK(6)):
+            results = []
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                results.append(
+                    (
+                        kg.sample(theta, constraint, smoothing, num_samples=3, rng=torch.Generator().manual_seed(9)),
+                        kg.relax(theta, constraint, smoothing),
+                        kg.value(theta, constraint, smoothing),
+                        kg.solve(theta, constraint),
+                    )
+                )
+            for other in results[1:]:
+                for result, single in zip(other, results[0]):
+                    assert torch.equal(result, single)
+
+
+def test_the_pool_is_used(torch_threads, monkeypatch):
+    """Without this the tests above could pass on one thread."""
+    torch = pytest.importorskip("torch")
+    pool = pytest.importorskip("knapgrad.kernels.pool")
+    torch.set_num_threads(2)
+    submitted = []
+    submit = ThreadPoolExecutor.submit
+
+    def watched(self: ThreadPoolExecutor, *arguments: Any) -> Any:
+        submitted.append(arguments)
+        return submit(self, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", watched)
+    assert pool.num_threads() == 2
+    large_calls()
+    assert submitted
+    torch.set_num_threads(1)
+    submitted.clear()
+    large_calls()
+    assert not submitted

@@ -1,0 +1,331 @@
+"""Relax, Sample and FenchelYoungLoss as modules: modes, buffers, saving, training."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import knapgrad as kg
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn  # noqa: E402
+
+import knapgrad.torch as kgt  # noqa: E402
+
+CLASSES = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
+LIMITS: dict[str, Callable[[], Any]] = {"top-k": lambda: kg.TopK(2), "knapsack": lambda: kg.Knapsack([2, 1, 3, 0], 4)}
+BUFFERS = {"top-k": {"k"}, "knapsack": {"weights", "capacity"}}
+MODULES = {"Relax": kgt.Relax, "Sample": kgt.Sample, "FenchelYoungLoss": kgt.FenchelYoungLoss}
+
+
+def scores(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def run(module: nn.Module, theta: Tensor) -> Tensor:
+    """A call that gives the same result each time."""
+    torch.manual_seed(0)
+    return module(theta, torch.zeros_like(theta)) if isinstance(module, kgt.FenchelYoungLoss) else module(theta)
+
+
+@pytest.fixture(params=MODULES.values(), ids=MODULES.keys())
+def kind(request: pytest.FixtureRequest) -> type[nn.Module]:
+    return request.param
+
+
+@pytest.mark.parametrize("hard_eval", [False, True])
+def test_relax_in_training_and_evaluation(hard_eval, constraint, regularizer):
+    limit, smoothing, theta = LIMITS[constraint](), CLASSES[regularizer](0.5), scores(3, 4)
+    layer = kgt.Relax(limit, smoothing, hard_eval=hard_eval)
+    soft, hard = kg.relax(theta, limit, smoothing), kg.solve(theta, limit)
+    assert not torch.equal(soft, hard)
+    assert torch.equal(layer(theta), soft)
+    assert torch.equal(layer.eval()(theta), hard if hard_eval else soft)
+    assert torch.equal(layer.train()(theta), soft)
+
+
+def test_sample_in_training_and_evaluation(constraint, regularizer):
+    limit, theta = LIMITS[constraint](), 0.1 * scores(200, 4)
+    support = kgt.SubsetDistribution(theta, limit, kg.Shannon()).support
+    layer = kgt.Sample(limit, CLASSES[regularizer](), hard_eval=True)
+    y = layer(theta)
+    assert support.check(y).all()
+    assert len(y.unique(dim=0)) > 1
+    assert torch.equal(layer.eval()(theta), kg.solve(theta, limit))
+    assert len(kgt.Sample(limit, CLASSES[regularizer]()).eval()(theta).unique(dim=0)) > 1
+
+
+def test_sample_repeats_for_a_generator(constraint, regularizer):
+    layer, theta = kgt.Sample(LIMITS[constraint](), CLASSES[regularizer](3.0)), scores(50, 4)
+    first, again, other = (layer(theta, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_sample_follows_the_global_generator(constraint):
+    layer, theta = kgt.Sample(LIMITS[constraint](), kg.Gini(3.0)), scores(50, 4)
+    assert torch.equal(run(layer, theta), run(layer, theta))
+    assert not torch.equal(layer(theta), layer(theta))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_of_sample_is_that_of_relax(dtype, constraint, regularizer):
+    limit, smoothing = LIMITS[constraint](), CLASSES[regularizer](2.0)
+    theta, z = scores(6, 4, dtype=dtype).requires_grad_(), scores(6, 4, seed=1, dtype=dtype)
+    y = kgt.Sample(limit, smoothing)(theta)
+    assert y.dtype == dtype
+    assert ((y == 0) | (y == 1)).all()
+    (gradient,) = torch.autograd.grad(y, theta, z)
+    (expected,) = torch.autograd.grad(kg.relax(theta, limit, smoothing), theta, z)
+    assert expected.any()
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_reductions(constraint, regularizer):
+    limit, smoothing, theta = LIMITS[constraint](), CLASSES[regularizer](), scores(2, 3, 4)
+    target = kg.solve(scores(2, 3, 4, seed=1), limit)
+    losses = kg.fenchel_young_loss(theta, target, limit, smoothing)
+    assert losses.shape == (2, 3)
+    for reduction, expected in {"none": losses, "mean": losses.mean(), "sum": losses.sum()}.items():
+        torch.testing.assert_close(kgt.FenchelYoungLoss(limit, smoothing, reduction)(theta, target), expected)
+    torch.testing.assert_close(kgt.FenchelYoungLoss(limit, smoothing)(theta, target), losses.mean())
+
+
+@pytest.mark.parametrize("reduction", ["average", None, "Mean"])
+def test_bad_reduction(reduction):
+    with pytest.raises(ValueError, match='reduction must be "mean", "sum" or "none"'):
+        kgt.FenchelYoungLoss(kg.TopK(1), kg.Gini(), reduction)
+
+
+def test_bad_arguments(kind):
+    with pytest.raises(TypeError, match=r"constraint must be a knapgrad\.TopK"):
+        kind(3, kg.Gini())
+    with pytest.raises(TypeError, match="regularizer must be one of"):
+        kind(kg.TopK(1), 0.5)
+
+
+REPRS = {
+    "Relax(TopK(2), Gini(gamma=0.5), hard_eval=False)": lambda: kgt.Relax(kg.TopK(2), kg.Gini(0.5)),
+    "Relax(Knapsack(weights=[2, 1], capacity=3), Tsallis(gamma=0.1), hard_eval=True)": lambda: kgt.Relax(
+        kg.Knapsack([2, 1], 3), kg.Tsallis(0.1), hard_eval=True
+    ),
+    "Sample(TopK(2), Shannon(gamma=learnable), hard_eval=False)": lambda: kgt.Sample(
+        kg.TopK(2), kg.Shannon(nn.Parameter(torch.tensor(1.0)))
+    ),
+    "FenchelYoungLoss(TopK([1, 2]), Gini(gamma=1.0), reduction=sum)": lambda: kgt.FenchelYoungLoss(
+        kg.TopK([1, 2]), kg.Gini(), "sum"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", REPRS)
+def test_repr(text):
+    module = REPRS[text]()
+    assert repr(module) == text
+    assert module.extra_repr() in repr(nn.Sequential(module))
+
+
+def test_the_constraint_is_in_the_buffers(kind, constraint):
+    module = kind(LIMITS[constraint](), kg.Gini())
+    buffers = dict(module.named_buffers())
+    assert set(buffers) == set(module.state_dict()) == BUFFERS[constraint]
+    for name, buffer in buffers.items():
+        np.testing.assert_array_equal(buffer.numpy(), getattr(module.constraint, name))
+    assert not list(module.parameters())
+
+
+OTHERS = {"top-k": kg.TopK(3), "knapsack": kg.Knapsack([1, 1, 2, 1], 2)}
+
+
+def test_state_dict_round_trip_changes_the_constraint(kind, constraint):
+    theta = scores(3, 4)
+    source, target = kind(OTHERS[constraint], kg.Gini(2.0)), kind(LIMITS[constraint](), kg.Gini(2.0))
+    assert not torch.equal(run(source, theta), run(target, theta))
+    buffer = io.BytesIO()
+    torch.save(source.state_dict(), buffer)
+    buffer.seek(0)
+    target.load_state_dict(torch.load(buffer, weights_only=True))
+    assert repr(target) == repr(source)
+    assert torch.equal(run(target, theta), run(source, theta))
+
+
+def test_loading_leaves_the_constraint_that_was_given_alone(kind, constraint):
+    given = LIMITS[constraint]()
+    module, neighbour = kind(given, kg.Gini()), kind(given, kg.Gini())
+    module.load_state_dict(kind(OTHERS[constraint], kg.Gini()).state_dict())
+    assert repr(module.constraint) == repr(OTHERS[constraint])
+    assert repr(neighbour.constraint) == repr(given) == repr(LIMITS[constraint]())
+
+
+def test_a_parent_loads_the_constraint_of_its_child(constraint):
+    theta = scores(3, 4)
+    source, target = (nn.Sequential(kgt.Relax(x, kg.Gini())) for x in (OTHERS[constraint], LIMITS[constraint]()))
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(target(theta), source(theta))
+
+
+def test_a_bad_state_dict_is_refused():
+    module = kgt.Relax(kg.Knapsack([2, 1], 3), kg.Gini())
+    with pytest.raises(ValueError, match="weights must not be negative"):
+        module.load_state_dict({"weights": torch.tensor([2, -1]), "capacity": torch.tensor(3)})
+    with pytest.raises(RuntimeError, match="Missing key"):
+        kgt.Relax(kg.Knapsack([2, 1], 3), kg.Gini()).load_state_dict({})
+
+
+def test_assigning_a_constraint(kind, constraint):
+    theta, module = scores(3, 4), kind(LIMITS[constraint](), kg.Gini(2.0))
+    before = run(module, theta)
+    module.constraint = OTHERS[constraint]
+    fresh = kind(OTHERS[constraint], kg.Gini(2.0))
+    assert not torch.equal(run(module, theta), before)
+    assert torch.equal(run(module, theta), run(fresh, theta))
+    assert all(torch.equal(x, fresh.state_dict()[name]) for name, x in module.state_dict().items())
+    with pytest.raises(TypeError, match="constraint must be"):
+        module.constraint = 3
+
+
+def test_assigning_a_constraint_of_the_other_kind_leaves_no_buffers_behind(kind):
+    module = kind(LIMITS["knapsack"](), kg.Gini())
+    module.constraint = LIMITS["top-k"]()
+    assert set(module.state_dict()) == BUFFERS["top-k"]
+    kind(LIMITS["top-k"](), kg.Gini()).load_state_dict(module.state_dict())
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+    "torch.save": lambda module: _saved_and_loaded(module),
+}
+
+
+def _saved_and_loaded(module: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+def test_copies(how, used, kind, constraint):
+    theta, gamma = scores(3, 4), nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+    module = kind(LIMITS[constraint](), kg.Tsallis(gamma)).eval()
+    if used:
+        run(module, theta)
+    twin = COPIES[how](module)
+    assert torch.equal(run(twin, theta), run(module, theta))
+    assert repr(twin) == repr(module)
+    assert not twin.training
+    with torch.no_grad():
+        twin.gamma.mul_(100)
+    twin.constraint = OTHERS[constraint]
+    assert module.gamma.item() == 0.7
+    assert repr(module.constraint) == repr(LIMITS[constraint]())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_to_a_dtype_and_device(dtype, kind, constraint):
+    gamma = torch.tensor(0.5, dtype=torch.float64)
+    module = kind(LIMITS[constraint](), kg.Gini(gamma)).to("cpu", dtype)
+    buffers = dict(module.named_buffers())
+    assert buffers.pop("gamma").dtype == dtype
+    assert set(buffers) == BUFFERS[constraint]
+    assert {buffer.dtype for buffer in buffers.values()} == {torch.int64}
+    theta = scores(3, 4, dtype=dtype)
+    result = run(module, theta)
+    assert result.dtype == dtype
+    assert torch.equal(result, run(kind(LIMITS[constraint](), kg.Gini(0.5)), theta))
+
+
+def test_a_gamma_for_each_instance_is_a_buffer(constraint):
+    gamma, theta = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64), scores(3, 4)
+    layer = kgt.Relax(LIMITS[constraint](), kg.Gini(gamma))
+    assert torch.equal(layer.state_dict()["gamma"], gamma)
+    expected = [kg.relax(row, LIMITS[constraint](), kg.Gini(float(g))) for row, g in zip(theta, gamma)]
+    torch.testing.assert_close(layer(theta), torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_gamma_is_a_parameter_and_learns(constraint, regularizer):
+    limit, theta = LIMITS[constraint](), scores(8, 4)
+    gamma = nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
+    layer = kgt.Relax(limit, CLASSES[regularizer](gamma))
+    assert [name for name, _ in layer.named_parameters()] == ["gamma"]
+    wanted = kg.relax(theta, limit, CLASSES[regularizer](1.0))
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (layer(theta) - wanted).square().sum().backward()
+        optimizer.step()
+    assert gamma.item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_gamma_that_became_negative_is_refused():
+    layer = kgt.Relax(kg.TopK(1), kg.Gini(nn.Parameter(torch.tensor(1.0))))
+    with torch.no_grad():
+        layer.gamma.fill_(-1.0)
+    with pytest.raises(ValueError, match="gamma must be positive"):
+        layer(torch.zeros(3))
+
+
+def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], features: Tensor, target: Tensor) -> list[float]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    history = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        value = loss(model(features), target)
+        value.backward()
+        optimizer.step()
+        history.append(value.item())
+    return history
+
+
+def decisions(limit: Any) -> tuple[Tensor, Tensor]:
+    features = scores(64, 3, dtype=torch.float32)
+    return features, kg.solve(features @ scores(3, 4, seed=5, dtype=torch.float32), limit)
+
+
+def test_training_with_the_loss(constraint, regularizer):
+    torch.manual_seed(0)
+    limit = LIMITS[constraint]()
+    features, target = decisions(limit)
+    model = nn.Linear(3, 4)
+    history = train(model, kgt.FenchelYoungLoss(limit, CLASSES[regularizer](0.5)), features, target)
+    assert history[-1] < 0.5 * history[0]
+    assert (kg.solve(model(features), limit) == target).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("layer", ["Relax", "Sample"])
+def test_training_through_a_layer(layer, constraint):
+    torch.manual_seed(0)
+    limit = LIMITS[constraint]()
+    features, target = decisions(limit)
+    model = nn.Sequential(nn.Linear(3, 4), MODULES[layer](limit, kg.Shannon(0.5)))
+    history = train(model, lambda y, target: (y - target).square().sum(-1).mean(), features, target)
+    assert np.mean(history[-5:]) < 0.5 * history[0]
+
+
+def test_autocast(kind, constraint):
+    torch.manual_seed(0)
+    limit, linear = LIMITS[constraint](), nn.Linear(3, 4)
+    features, target = decisions(limit)
+    module = kind(limit, kg.Gini())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        theta = linear(features)
+        result = module(theta, target) if kind is kgt.FenchelYoungLoss else (module(theta) * target).sum()
+    assert theta.dtype == torch.bfloat16
+    result.backward()
+    half = linear.weight.grad.clone()
+    assert half.dtype == torch.float32
+    assert half.isfinite().all()
+    if kind is not kgt.Sample:
+        linear.zero_grad()
+        theta = linear(features)
+        result = module(theta, target) if kind is kgt.FenchelYoungLoss else (module(theta) * target).sum()
+        result.backward()
+        assert (half - linear.weight.grad).norm() < 0.1 * linear.weight.grad.norm()
