@@ -69,8 +69,11 @@ def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
         "y": selections(limit, SAMPLES, BATCH, seed=seed + 2),
         "uniforms": numbers(SAMPLES, BATCH, ITEMS, seed=seed + 3).remainder(1.0),
         "cotangent": numbers(SAMPLES, BATCH, seed=seed + 4),
+        "value": numbers(BATCH, seed=seed + 5),
+        "mean": numbers(BATCH, ITEMS, seed=seed + 6),
         "weights": weights,
         "capacity": capacity,
+        "gamma": 1 + numbers(1, seed=seed + 7)[0],
     }
     schema = getattr(torch.ops.knapgrad, name).default._schema
     return {a.name: everything[a.name] for a in schema.arguments if a.name in everything}
@@ -86,6 +89,7 @@ def complete(name: str, tensors: dict[str, Tensor], constraint: str, regularizer
 #: operator -> whether its theta can be differentiated
 OPERATORS = {
     "operator": True,
+    "recall": True,
     "vjp": False,
     "surrogate": True,
     "sample": False,
@@ -112,6 +116,7 @@ def test_opcheck(name, constraint, regularizer):
     tensors = tensors_of(name, constraint)
     if OPERATORS[name]:
         tensors["theta"].requires_grad_()
+        tensors["gamma"].requires_grad_()
     if name == "vjp":
         tensors["z"].requires_grad_()
     operator = getattr(torch.ops.knapgrad, name).default

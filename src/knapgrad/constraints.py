@@ -22,7 +22,6 @@ class Constraint(ABC):
     def __init__(self, capacity: np.ndarray) -> None:
         self.capacity = capacity
         self.max_capacity = int(capacity.max()) if capacity.size else 0
-        self._cache: dict[Any, Any] = {}  # what a framework made of the arrays, by its own key
 
     @abstractmethod
     def weights_of(self, n: int) -> np.ndarray:
@@ -31,9 +30,6 @@ class Constraint(ABC):
     @abstractmethod
     def check(self, shape: tuple[int, ...]) -> None:
         """Raises ValueError unless the constraint fits a theta of that shape."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": {}}
 
 
 class TopK(Constraint):

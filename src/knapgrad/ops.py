@@ -1,4 +1,4 @@
-"""The eight operations: check the arguments, find the framework by theta's type, divide by gamma, call the kernels.
+"""The eight operations: check the arguments, find the framework by theta's type, call the kernels.
 
 Everything here is written once for all frameworks, in terms of the few functions that :mod:`knapgrad.numpy`,
 :mod:`knapgrad.torch.backend` and their like provide. Kernels see theta / gamma only:
@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from math import inf, prod
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from knapgrad.constraints import Constraint, broadcasts, check_constraint
-from knapgrad.regularizers import REGULARIZERS, Regularizer
+from knapgrad.regularizers import Regularizer, check_regularizer
 
 Array = TypeVar("Array", bound=Any)  # a NumPy array or a torch tensor
 
@@ -59,8 +59,8 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     >>> kg.value(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
-    backend, gamma = _open(theta, constraint, regularizer)
-    return backend.as_type(_value(backend, theta, gamma, constraint, regularizer), theta)
+    backend, gamma, problem = _open(theta, constraint, regularizer)
+    return backend.as_type(_value(backend, theta, gamma, problem), theta)
 
 
 def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -83,8 +83,8 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
     array([0., 1., 1.])
     """
-    backend, gamma = _open(theta, constraint, regularizer)
-    _, y = _operator(backend, theta, gamma, constraint, regularizer)
+    backend, _, problem = _open(theta, constraint, regularizer)
+    _, y = backend.operator(backend.computable(theta), *problem, True)
     return backend.as_type(y, theta)
 
 
@@ -112,13 +112,12 @@ def sample(
     >>> kg.sample(np.zeros(5), kg.TopK(2), kg.Shannon(), num_samples=3, rng=0).sum(-1)
     array([2., 2., 2.])
     """
-    backend, gamma = _open(theta, constraint, regularizer)
+    backend, _, problem = _open(theta, constraint, regularizer)
     if num_samples is not None and (not isinstance(num_samples, (int, np.integer)) or num_samples < 0):
         raise ValueError(f"num_samples must be a non-negative integer or None, got {num_samples!r}")
-    scaled = gamma.divide(backend.computable(theta))
-    uniforms = backend.uniforms(rng, (1 if num_samples is None else int(num_samples), *theta.shape), scaled)
-    constants = backend.constants(constraint, theta)
-    y = backend.as_type(backend.sample(scaled, uniforms, *constants, regularizer.name, constraint.exactly), theta)
+    scores = backend.computable(theta)
+    uniforms = backend.uniforms(rng, (1 if num_samples is None else int(num_samples), *theta.shape), scores)
+    y = backend.as_type(backend.sample(scores, uniforms, *problem), theta)
     return y[0] if num_samples is None else y
 
 
@@ -144,7 +143,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     >>> np.exp(kg.log_prob(np.zeros(4), y, kg.TopK(2), kg.Shannon())).round(6)
     np.float64(0.166667)
     """
-    backend, gamma = _open(theta, constraint, regularizer)
+    backend, gamma, problem = _open(theta, constraint, regularizer)
     y = backend.array(y, theta)
     if y.shape[max(y.ndim - theta.ndim, 0) :] != theta.shape:
         raise ValueError(
@@ -152,16 +151,13 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
         )
     if backend.can_look(y) and not bool(((y == 0) | (y == 1)).all()):
         raise ValueError("y must be a selection of zeros and ones; for soft targets use knapgrad.fenchel_young_loss")
-    scaled, y = gamma.divide(backend.double(theta)), backend.double(y)
-    weights, capacity = constants = backend.constants(constraint, theta)
+    scores, y = backend.double(theta), backend.double(y)
     if regularizer.name == "shannon":
-        optimum, _ = backend.operator(scaled, *constants, "shannon", constraint.exactly, backend.differentiates(scaled))
-        weight = (weights * y).sum(-1)
-        feasible = (weight == capacity) if constraint.exactly else (weight <= capacity)
-        result = backend.where(feasible, _inner(backend, scaled, y) - optimum, -inf)
+        optimum, _ = backend.operator(scores, *problem, backend.differentiates(scores, gamma))
+        result = gibbs_log_prob(backend, scores, y, optimum, problem)
     else:
         flat = y.reshape((prod(y.shape[: y.ndim - theta.ndim]), *theta.shape))
-        result = backend.log_prob(scaled, flat, *constants, regularizer.name, constraint.exactly).reshape(y.shape[:-1])
+        result = backend.log_prob(scores, flat, *problem).reshape(y.shape[:-1])
     return backend.as_type(result, theta)
 
 
@@ -182,9 +178,8 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
     >>> kg.entropy(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
-    backend, gamma = _open(theta, constraint, regularizer)
-    constants = backend.constants(constraint, theta)
-    result = backend.entropy(gamma.divide(backend.double(theta)), *constants, regularizer.name, constraint.exactly)
+    backend, _, problem = _open(theta, constraint, regularizer)
+    result = backend.entropy(backend.double(theta), *problem)
     return backend.as_type(result, theta)
 
 
@@ -207,11 +202,11 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     >>> kg.fenchel_young_loss(np.array([5.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0]), kg.TopK(1), kg.Gini())
     array(0.)
     """
-    backend, gamma = _open(theta, constraint, regularizer)
+    backend, gamma, problem = _open(theta, constraint, regularizer)
     target = backend.array(target, theta)
     if target.shape != theta.shape:
         raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
-    loss = _value(backend, theta, gamma, constraint, regularizer) - _inner(backend, theta, target)
+    loss = _value(backend, theta, gamma, problem) - inner(backend, backend.computable(theta), target)
     return backend.as_type(loss, theta)
 
 
@@ -237,24 +232,15 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     >>> kg.divergence(np.array([9.0, 0.0, 0.0]), kg.TopK(1), kg.Gini()).round(3)
     np.float64(0.391)
     """
-    backend, gamma = _open(theta, constraint, regularizer)
+    backend, gamma, problem = _open(theta, constraint, regularizer)
     prior = backend.array(0.0 if prior is None else prior, theta)
     if not broadcasts(prior.shape, theta.shape):
         raise ValueError(f"prior must broadcast to theta, {tuple(theta.shape)}, got {tuple(prior.shape)}")
     prior = backend.as_type(backend.broadcast_to(prior, theta.shape), theta)
-    optimum, y = _operator(backend, theta, gamma, constraint, regularizer)
-    gap = _value(backend, prior, gamma, constraint, regularizer) - gamma.of_instance * optimum
-    return backend.as_type(gap + _inner(backend, backend.double(theta) - backend.double(prior), y), theta)
-
-
-class _Gamma(NamedTuple):
-    """The strength, in the shape to divide theta by (None for 1) and in the shape to multiply values by."""
-
-    of_item: Any
-    of_instance: Any
-
-    def divide(self, theta: Any) -> Any:
-        return theta if self.of_item is None else theta / self.of_item
+    scores, prior = backend.computable(theta), backend.computable(prior)
+    optimum, y = backend.operator(scores, *problem, True)
+    gap = _value(backend, prior, gamma, problem) - gamma * optimum
+    return backend.as_type(gap + inner(backend, scores, y) - inner(backend, prior, y), theta)
 
 
 def _framework_of(theta: Any) -> ModuleType:
@@ -284,44 +270,37 @@ def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
     return backend
 
 
-def _open(theta: Any, constraint: Constraint, regularizer: Regularizer) -> tuple[ModuleType, _Gamma]:
+def _open(
+    theta: Any, constraint: Constraint, regularizer: Regularizer
+) -> tuple[ModuleType, Any, tuple[Any, Any, Any, str, bool]]:
+    """Our module for theta's framework; gamma; and what every operator takes after theta."""
     backend = _backend_of(theta, constraint)
-    if not isinstance(regularizer, Regularizer) or regularizer.name not in REGULARIZERS:
-        choices = ", ".join(f"knapgrad.{cls.__name__}(gamma)" for cls in REGULARIZERS.values())
-        raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}")
-    gamma = regularizer.gamma
-    if isinstance(gamma, (int, float, np.number)):
-        return backend, _Gamma(None if gamma == 1 else float(gamma), float(gamma))
-    gamma = backend.as_type(backend.array(gamma, theta), backend.computable(theta))
+    check_regularizer(regularizer)
+    gamma = backend.array(regularizer.gamma, theta)
     if not broadcasts(gamma.shape, theta.shape[:-1]):
         raise ValueError(
             f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
             f"{tuple(theta.shape[:-1])}; reshape it"
         )
-    return backend, _Gamma(gamma[..., None], gamma)
+    return backend, gamma, (*backend.constants(constraint, theta), gamma, regularizer.name, constraint.exactly)
 
 
-def _operator(
-    backend: ModuleType,
-    theta: Any,
-    gamma: _Gamma,
-    constraint: Constraint,
-    regularizer: Regularizer,
-    relaxed: bool = True,
-) -> Any:
-    """The smoothed optimum of theta / gamma in float64, and the relaxed selection."""
-    scaled = gamma.divide(backend.computable(theta))
-    relaxed = relaxed or backend.differentiates(scaled)  # the gradient is there for little more than the value
-    return backend.operator(
-        scaled, *backend.constants(constraint, theta), regularizer.name, constraint.exactly, relaxed
-    )
+def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
+    relaxed = backend.differentiates(theta, gamma)  # the gradient is there for little more than the value
+    return gamma * backend.operator(backend.computable(theta), *problem, relaxed)[0]
 
 
-def _value(backend: ModuleType, theta: Any, gamma: _Gamma, constraint: Constraint, regularizer: Regularizer) -> Any:
-    return gamma.of_instance * _operator(backend, theta, gamma, constraint, regularizer, relaxed=False)[0]
+def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, problem: tuple[Any, ...]) -> Any:
+    """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
+    weights, capacity, gamma, _, exactly = problem
+    load = (weights * y).sum(-1)
+    feasible = (load == capacity) if exactly else (load <= capacity)
+    result = inner(backend, scores, y) / gamma - optimum
+    result = result - backend.detached(backend.where(result > 0, result, 0.0))  # a probability of 1, and rounding
+    return backend.where(feasible, result, -inf)
 
 
-def _inner(backend: ModuleType, scores: Any, y: Any) -> Any:
+def inner(backend: ModuleType, scores: Any, y: Any) -> Any:
     """<scores, y> in float64, where an infinite score of an item that is not picked counts nothing."""
     y = backend.as_type(y, scores)
     return backend.sum_double(backend.where((y == 0) & (abs(scores) == inf), 0.0, scores) * y)

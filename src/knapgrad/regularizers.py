@@ -42,7 +42,7 @@ class Regularizer:
         if isinstance(gamma, (list, tuple)):
             gamma = np.asarray(gamma, dtype=float)
         _check_positive(gamma)
-        self.gamma = gamma
+        self.gamma = float(gamma) if isinstance(gamma, (int, np.number)) else gamma
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(gamma={self.gamma})"
@@ -128,7 +128,7 @@ class Tsallis(Regularizer):
         s = 0.5 * xp.abs(delta)
         s = xp.where(s > 1.0, 1.0, s)
         square = 2.0 - s * s
-        return 4.0 / 3.0 - s - xp.sqrt(square) * square * (1.0 / 3.0)
+        return xp.where(s < 1.0, 4.0 / 3.0 - s - xp.sqrt(square) * square * (1.0 / 3.0), 0.0 * s)
 
     @staticmethod
     def prob(delta):
@@ -165,6 +165,12 @@ class Hard(Regularizer):
 REGULARIZERS: dict[str, type[Regularizer]] = {cls.name: cls for cls in (Shannon, Gini, Tsallis)}
 
 
+def check_regularizer(regularizer: Any) -> None:
+    if not isinstance(regularizer, Regularizer) or regularizer.name not in REGULARIZERS:
+        choices = ", ".join(f"knapgrad.{cls.__name__}(gamma)" for cls in REGULARIZERS.values())
+        raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}")
+
+
 def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., Any]:
     """The same code object with another module under the name ``xp``."""
     return FunctionType(function.__code__, {"xp": backend}, function.__name__)
@@ -177,12 +183,13 @@ def _check_positive(gamma: Any) -> None:
     if getattr(gamma, "is_cuda", False):
         return  # looking would stall the device
     try:
-        positive = bool((gamma > 0) if isinstance(gamma, (int, float)) else (gamma > 0).all())
+        good = (gamma > 0) & (gamma < float("inf"))
+        good = bool(good if isinstance(gamma, (int, float)) else good.all())
     except RuntimeError:  # batched by torch.func.vmap: no values to look at
         return
     except (TypeError, AttributeError):
         raise TypeError(
             f"gamma must be a number, an array or a tensor, got {type(gamma).__name__}; for example knapgrad.Gini(0.5)"
         ) from None
-    if not positive:
-        raise ValueError(f"gamma must be positive, got {gamma}; to select without smoothing use knapgrad.solve")
+    if not good:
+        raise ValueError(f"gamma must be positive and finite, got {gamma}; to select without smoothing: knapgrad.solve")

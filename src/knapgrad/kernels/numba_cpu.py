@@ -19,7 +19,9 @@ Infeasible is a large negative number, not -inf: differences of two such are fin
 Tags such as [V] name the equations in docs/math.md.
 """
 
+import hashlib
 from math import log, prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,10 +50,14 @@ class Variant:
         self.numba_type = VariantType(name)
 
 
+# Numba's cache on disk notices changes in this file alone; in a type's name it sees the others too.
+_SOURCES = hashlib.sha256(b"".join(Path(str(m.__file__)).read_bytes() for m in (regularizers, vector))).hexdigest()[:16]
+
+
 class VariantType(types.Type):
     def __init__(self, variant: str) -> None:
         self.variant = variant
-        super().__init__(name=f"Variant({variant})")
+        super().__init__(name=f"Variant({variant}, {_SOURCES})")
 
 
 @register_model(VariantType)
@@ -123,6 +129,7 @@ class Problem(NamedTuple):
     theta: Any  # (batch, n)
     weights: Any  # (1 or batch, n), int64
     capacity: Any  # (1 or batch,), int64
+    gamma: Any  # (1 or batch,), float64
     exactly: bool  # top-k: the capacity must be used up
     stride: int  # lanes (instances in the lanes) or 1 (capacities in the lanes)
     reach: int  # the largest capacity that matters in any group
@@ -206,16 +213,22 @@ def _goal(problem, scratch, instance):
 
 
 @_function
-def _pack(array, first, members, stride, width, packed):
-    """(members, n) to (n, width): one instance in each lane or in all. -inf is out, +inf is not a number."""
-    for i in range(array.shape[1]):
-        for lane in range(width):
-            x = 0.0
-            if stride == 1:
-                x = array[first, i]
-            elif lane < members:
-                x = array[first + lane, i]
-            packed[i * width + lane] = INFEASIBLE if x == -np.inf else (np.nan if x == np.inf else x)
+def _pack(array, gamma, first, members, stride, width, packed):
+    """(members, n), divided by gamma, to (n, width): one instance in each lane, or in all."""
+    for lane in range(width):
+        b = first + (0 if stride == 1 else min(lane, members - 1))
+        scale = 1.0 / _own(gamma, b)
+        for i in range(array.shape[1]):
+            packed[i * width + lane] = array[b, i] * scale
+
+
+@_function
+def _pack_scores(problem, first, members, width, packed):
+    """-inf is out, +inf is not a number."""
+    _pack(problem.theta, problem.gamma, first, members, problem.stride, width, packed)
+    for p in range(packed.shape[0]):
+        if np.isinf(packed[p]):
+            packed[p] = INFEASIBLE if packed[p] < 0.0 else np.nan
 
 
 @_function
@@ -314,7 +327,7 @@ def _sums(problem, bands, weights, theta, M, X, Q):
         if i % 16 == 15:  # M has grown by less than 3^16
             for p in range(0, (top + 1) * stride + width, width):
                 m = load(M, p, like)
-                store(M, p, vector.mantissa(m))
+                store(M, p, where(m > 0.0, vector.mantissa(m), m))  # NaN stays NaN
                 store(X, p, load(X, p, like) + vector.exponent(m))
 
 
@@ -326,7 +339,7 @@ def _never(Q):
 
 @_function
 def _sums_fit(theta, Q, row):
-    """Whether all exponents that can occur are far from that of an infeasible state; False for NaN."""
+    """Whether all exponents that can occur are far from that of an infeasible state."""
     like, width = zeros(Q), lanes(Q)
     largest = load(theta, 0, like) * 0.0
     for p in range(0, theta.shape[0], width):
@@ -334,7 +347,7 @@ def _sums_fit(theta, Q, row):
         largest = largest + where(theta_i < 0.5 * INFEASIBLE, 0.0, vector.abs(theta_i))
     store(row, 0, largest)
     for lane in range(width):  # noqa: SIM110  Numba has no all() of a generator
-        if not row[lane] * LOG2_INVERSE < -0.5 * _never(Q):
+        if row[lane] * LOG2_INVERSE > -0.5 * _never(Q):
             return False
     return True
 
@@ -490,7 +503,7 @@ def _prepare(problem, scratch, group):
     _bands(problem, group, width, scratch.bands)
     row = _row_length(problem, width)
     theta = scratch.wide[row : row + n * width]
-    _pack(problem.theta, first, members, problem.stride, width, theta)
+    _pack_scores(problem, first, members, width, theta)
     Q = _own(scratch.table, group)
     return first, members, _own(problem.weights, first), theta, scratch.wide[:row], Q
 
@@ -524,10 +537,11 @@ def _tangent(regularizer, direction, problem, scratch, begin, end, z, backwards,
     E, D = scratch.narrow[:row], scratch.narrow[row : 2 * row]
     T, S = scratch.narrow[2 * row : 3 * row], scratch.narrow[3 * row : 4 * row]
     rest = scratch.narrow[4 * row :]
+    unit = np.ones(1)
     packed, sums, R = rest[: n * width], rest[n * width : 2 * n * width], rest[2 * n * width : 2 * n * width + cells]
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
-        _pack(z, first, members, problem.stride, width, packed)
+        _pack(z, unit, first, members, problem.stride, width, packed)
         _fill(regularizer, problem, scratch, first, members, weights, theta, V, Q)
         _tangents(regularizer, direction, problem, scratch.bands, weights, packed, T, Q, R)
         for lane in range(members):
@@ -655,32 +669,31 @@ def _mode(regularizer, problem, scratch, begin, end, value, y):
                 c = c if problem.exactly else min(c, bands[i - 1, TOP] if i > 0 else 0)
 
 
-# What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity broadcastable to the
-# batch.
+# What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity and gamma to the batch.
+# All are functions of theta / gamma, which is formed in float64: rounded to float32 it would move near-ties.
+
+UNIT = np.ones(1)
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads are worth waking
 
 
-def _layout(theta, weights, capacity, exactly):
+def _layout(theta, weights, capacity, gamma, exactly):
     """The problem with a flat batch, its stride and reach; the number of groups; the length of a table."""
     n, batch = theta.shape[-1], prod(theta.shape[:-1])
     weights = weights if weights.size == n else np.broadcast_to(weights, theta.shape)
-    capacity = capacity if capacity.size == 1 else np.broadcast_to(capacity, theta.shape[:-1])
-    theta, weights, capacity = (
-        _ready(theta, batch, n),
-        _ready(weights, -(-weights.size // max(n, 1)), n),
-        _ready(capacity, capacity.size),
-    )
+    capacity, gamma = (x if x.size == 1 else np.broadcast_to(x, theta.shape[:-1]) for x in (capacity, gamma))
+    theta, weights = _ready(theta, batch, n), _ready(weights, -(-weights.size // max(n, 1)), n)
+    capacity, gamma = _ready(capacity, capacity.size), _ready(gamma.astype(np.float64, copy=False), gamma.size)
     width = vector.BYTES // theta.itemsize
     bands = np.empty((n, 4), np.int64)
     shared = weights.shape[0] == 1 and batch > width // 4
     for stride in (width, 1) if shared else (1,):
-        reach, cells = _measure(Problem(theta, weights, capacity, exactly, stride, 0), width, bands)
+        reach, cells = _measure(Problem(theta, weights, capacity, gamma, exactly, stride, 0), width, bands)
         if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
             break
-    return Problem(theta, weights, capacity, exactly, stride, reach), -(-batch // stride), cells
+    return Problem(theta, weights, capacity, gamma, exactly, stride, reach), -(-batch // stride), cells
 
 
 def _ready(array, *shape):
@@ -716,36 +729,36 @@ def _check_feasible(value: np.ndarray, exactly: bool) -> None:
         )
 
 
-def operator(theta, weights, capacity, regularizer, exactly, relaxed=True):
+def operator(theta, weights, capacity, regularizer, exactly, relaxed=True, gamma=UNIT):
     """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
-    layout = _layout(theta, weights, capacity, exactly)
+    layout = _layout(theta, weights, capacity, gamma, exactly)
     value, y = _outputs(layout)
     _run(_operator, [VARIANTS[regularizer]], layout, relaxed, value, y)
     _check_feasible(value, exactly)
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape)
 
 
-def tabulate(theta, weights, capacity, regularizer, exactly):
+def tabulate(theta, weights, capacity, regularizer, exactly, gamma=UNIT):
     """The same, and the table Q of every group, for sample and log_prob with the same arguments."""
-    layout = _layout(theta, weights, capacity, exactly)
+    layout = _layout(theta, weights, capacity, gamma, exactly)
     (value, y), table = _outputs(layout), np.empty(layout[1:], theta.dtype)
     _run(_operator, [VARIANTS[regularizer]], layout, True, value, y, table=table)
     _check_feasible(value, exactly)
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table
 
 
-def vjp(theta, z, weights, capacity, regularizer, exactly):
+def vjp(theta, z, weights, capacity, regularizer, exactly, gamma=UNIT):
     """The symmetric Jacobian of the relaxed selection, times z (*batch, n)."""
-    return _tangent_of("linear", theta, z, weights, capacity, regularizer, exactly, True, 2.5)[1]
+    return _tangent_of("linear", theta, z, weights, capacity, gamma, regularizer, exactly, True, 2.5)[1]
 
 
-def entropy(theta, weights, capacity, regularizer, exactly, backwards=False):
+def entropy(theta, weights, capacity, regularizer, exactly, backwards=False, gamma=UNIT):
     """The Shannon entropy (*batch,) of the distribution over selections and, backwards, its gradient (*batch, n)."""
-    return _tangent_of("entropy", theta, theta, weights, capacity, regularizer, exactly, backwards, 5.0)
+    return _tangent_of("entropy", theta, theta, weights, capacity, gamma, regularizer, exactly, backwards, 5.0)
 
 
-def _tangent_of(direction, theta, z, weights, capacity, regularizer, exactly, backwards, weight):
-    layout = _layout(theta, weights, capacity, exactly)
+def _tangent_of(direction, theta, z, weights, capacity, gamma, regularizer, exactly, backwards, weight):
+    layout = _layout(theta, weights, capacity, gamma, exactly)
     (value, product), z = _outputs(layout), _ready(z, *layout[0].theta.shape)
     tangent = np.empty_like(value)
     variants = [VARIANTS[regularizer], VARIANTS[direction]]
@@ -754,9 +767,9 @@ def _tangent_of(direction, theta, z, weights, capacity, regularizer, exactly, ba
     return tangent.reshape(theta.shape[:-1]), product.reshape(theta.shape)
 
 
-def sample(theta, uniforms, weights, capacity, regularizer, exactly, table=None):
+def sample(theta, uniforms, weights, capacity, regularizer, exactly, table=None, gamma=UNIT):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
-    layout, samples = _layout(theta, weights, capacity, exactly), uniforms.shape[0]
+    layout, samples = _layout(theta, weights, capacity, gamma, exactly), uniforms.shape[0]
     flat = _ready(uniforms, samples, *layout[0].theta.shape)
     value, y = np.zeros(flat.shape[1]), np.empty_like(flat)
     arguments = table is not None, flat, value, y
@@ -770,19 +783,19 @@ def solve(theta, weights, capacity, exactly):
     return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), weights, capacity, "hard", exactly)[0]
 
 
-def mode(theta, weights, capacity, regularizer, exactly):
+def mode(theta, weights, capacity, regularizer, exactly, gamma=UNIT):
     """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
-    layout = _layout(theta, weights, capacity, exactly)
+    layout = _layout(theta, weights, capacity, gamma, exactly)
     value, y = _outputs(layout)
     _run(_mode, [VARIANTS[regularizer]], layout, value, y, weight=2.0)
     _check_feasible(value, exactly)
     return y.reshape(theta.shape)
 
 
-def log_prob(theta, y, weights, capacity, regularizer, exactly, cotangent=None, table=None):
+def log_prob(theta, y, weights, capacity, regularizer, exactly, cotangent=None, table=None, gamma=UNIT):
     """Log-probabilities (samples, *batch) of selections y (samples, *batch, n), and the gradient (*batch, n) of their
     sum weighted by a cotangent (samples, *batch), which must be 0 for selections of probability 0."""
-    layout, samples, backwards = _layout(theta, weights, capacity, exactly), y.shape[0], cotangent is not None
+    layout, samples, backwards = _layout(theta, weights, capacity, gamma, exactly), y.shape[0], cotangent is not None
     value, gradient = _outputs(layout)
     value[:] = 0.0
     flat = _ready(y, samples, *gradient.shape)

@@ -7,30 +7,47 @@ from typing import Any
 import numpy as np
 
 from knapgrad.constraints import Constraint
-from knapgrad.kernels.numba_cpu import entropy as _entropy
-from knapgrad.kernels.numba_cpu import log_prob as _log_prob
-from knapgrad.kernels.numba_cpu import operator, sample, solve
+from knapgrad.kernels import numba_cpu
+from knapgrad.kernels.numba_cpu import solve
 
-__all__ = ["operator", "sample", "solve"]
+__all__ = ["solve"]
 
 where, broadcast_to = np.where, np.broadcast_to
 
 
-def log_prob(*arguments: Any) -> np.ndarray:
-    return _log_prob(*arguments)[0]
+def operator(
+    theta: np.ndarray, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool, relaxed: bool
+) -> Any:
+    return numba_cpu.operator(theta, weights, capacity, name, exactly, relaxed, gamma)
 
 
-def entropy(*arguments: Any) -> np.ndarray:
-    return _entropy(*arguments)[0]
+def sample(
+    theta: np.ndarray, uniforms: Any, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool
+) -> np.ndarray:
+    return numba_cpu.sample(theta, uniforms, weights, capacity, name, exactly, gamma=gamma)
+
+
+def log_prob(
+    theta: np.ndarray, y: Any, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool
+) -> np.ndarray:
+    return numba_cpu.log_prob(theta, y, weights, capacity, name, exactly, gamma=gamma)[0]
+
+
+def entropy(theta: np.ndarray, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool) -> np.ndarray:
+    return numba_cpu.entropy(theta, weights, capacity, name, exactly, gamma=gamma)[0]
 
 
 def is_floating(x: np.ndarray) -> bool:
     return x.dtype in (np.float16, np.float32, np.float64)
 
 
-def differentiates(x: np.ndarray) -> bool:
+def differentiates(*arrays: np.ndarray) -> bool:
     """Whether a gradient will be asked for."""
     return False
+
+
+def detached(x: np.ndarray) -> np.ndarray:
+    return x
 
 
 def can_look(x: np.ndarray) -> bool:

@@ -16,12 +16,14 @@ __all__ = ["entropy", "operator"]
 where, broadcast_to = torch.where, torch.broadcast_to
 
 
-def sample(theta: Tensor, *arguments: Any) -> Tensor:
-    return operators.sample(theta.detach(), *arguments, None)
+@torch.no_grad()
+def sample(*arguments: Any) -> Tensor:
+    return operators.sample(*arguments, None)
 
 
-def solve(theta: Tensor, *arguments: Any) -> Tensor:
-    return operators.solve(theta.detach(), *arguments)
+@torch.no_grad()
+def solve(*arguments: Any) -> Tensor:
+    return operators.solve(*arguments)
 
 
 def log_prob(*arguments: Any) -> Tensor:
@@ -34,9 +36,13 @@ def is_floating(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def differentiates(x: Tensor) -> bool:
+def differentiates(*tensors: Tensor) -> bool:
     """Whether a gradient will be asked for."""
-    return x.requires_grad and torch.is_grad_enabled()
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def detached(x: Tensor) -> Tensor:
+    return x.detach()
 
 
 def can_look(x: Tensor) -> bool:
@@ -63,17 +69,15 @@ def as_type(x: Tensor, like: Tensor) -> Tensor:
 
 
 def array(x: Any, like: Tensor) -> Tensor:
-    """Numbers of any origin as a tensor beside ``like``."""
-    return x if isinstance(x, Tensor) else torch.as_tensor(x, device=like.device)
+    """Numbers of any origin as a tensor beside ``like``; Python's own in float64."""
+    if isinstance(x, Tensor):
+        return x
+    return torch.as_tensor(x, dtype=torch.float64 if isinstance(x, float) else None, device=like.device)
 
 
 def constants(constraint: Constraint, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and capacity beside a tensor (*batch, n), moved to its device once."""
-    key = (like.device, like.shape[-1])
-    if key not in constraint._cache:
-        arrays = constraint.weights_of(like.shape[-1]), constraint.capacity
-        constraint._cache[key] = tuple(torch.as_tensor(x, device=like.device) for x in arrays)
-    return constraint._cache[key]
+    """Weights and capacity beside a tensor (*batch, n)."""
+    return torch.from_numpy(constraint.weights_of(like.shape[-1])), torch.from_numpy(constraint.capacity)
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:

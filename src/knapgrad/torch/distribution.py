@@ -44,9 +44,8 @@ class SubsetDistribution(Distribution):
     def __init__(
         self, theta: Tensor, constraint: Constraint, regularizer: Regularizer, validate_args: bool | None = None
     ) -> None:
-        _, self._gamma = ops._open(theta, constraint, regularizer)
+        _, self._gamma, self._problem = ops._open(theta, constraint, regularizer)
         self.theta, self.constraint, self.regularizer = theta, constraint, regularizer
-        self._problem = *backend.constants(constraint, theta), regularizer.name, constraint.exactly
         self._table: tuple[Tensor, Tensor, Tensor] | None = None
         super().__init__(theta.shape[:-1], theta.shape[-1:], validate_args)
 
@@ -61,7 +60,7 @@ class SubsetDistribution(Distribution):
     @property
     def mean(self) -> Tensor:
         """The relaxed selection (*batch, n), differentiable."""
-        return self._attached(self._tabulated[1][None])[0]
+        return self._recalled[1].to(self.theta.dtype)
 
     @property
     def variance(self) -> Tensor:
@@ -71,7 +70,8 @@ class SubsetDistribution(Distribution):
     @property
     def mode(self) -> Tensor:
         """The most probable selection (*batch, n); for Shannon :func:`knapgrad.solve`, else it may differ."""
-        return operators.mode(self._scaled.detach(), *self._problem).to(self.theta.dtype)
+        with torch.no_grad():
+            return operators.mode(self._scores, *self._problem).to(self.theta.dtype)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Selections (*sample_shape, *batch, n), detached."""
@@ -83,7 +83,8 @@ class SubsetDistribution(Distribution):
         Discrete forwards, exact in expectation backwards for losses that are linear in the selection, else a surrogate.
         """
         drawn = self._drawn(sample_shape, generator)
-        return self._attached(drawn.reshape(torch.Size(sample_shape).numel(), *self.theta.shape)).reshape(drawn.shape)
+        flat = drawn.reshape(torch.Size(sample_shape).numel(), *self.theta.shape)
+        return operators.surrogate(self._scores, flat, *self._problem).reshape(drawn.shape).to(self.theta.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """(*samples, *batch) for selections (*samples, *batch, n), differentiable in theta and gamma."""
@@ -91,14 +92,15 @@ class SubsetDistribution(Distribution):
             self._validate_sample(value)
         value = value.expand(torch.broadcast_shapes(value.shape, self.theta.shape))
         if self.regularizer.name == "shannon":
-            return ops.log_prob(self.theta, value, self.constraint, self.regularizer)
-        y = value.double().reshape(prod(value.shape[: value.dim() - self.theta.dim()]), *self.theta.shape)
-        result = operators.log_prob(self._scaled, y, *self._problem, self._tabulated[2])
+            result = ops.gibbs_log_prob(backend, self._scores, value.double(), self._recalled[0], self._problem)
+        else:
+            y = value.double().reshape(prod(value.shape[: value.dim() - self.theta.dim()]), *self.theta.shape)
+            result = operators.log_prob(self._scores, y, *self._problem, self._tabulated[2])
         return result.reshape(value.shape[:-1]).to(self.theta.dtype)
 
     def entropy(self) -> Tensor:
         """Shannon entropy (*batch,) in nats, differentiable."""
-        return operators.entropy(self._scaled, *self._problem).to(self.theta.dtype)
+        return operators.entropy(self._scores, *self._problem).to(self.theta.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All feasible selections, (cardinality, *batch, n); with expand=False (cardinality, 1, ..., 1, n).
@@ -122,26 +124,37 @@ class SubsetDistribution(Distribution):
 
     @property
     def _scaled(self) -> Tensor:
-        """theta / gamma, anew each time, so that one backward pass does not free the graph of another."""
-        return self._gamma.divide(backend.double(self.theta))
+        """theta / gamma, with a finite derivative by gamma where theta is -inf."""
+        out = torch.isneginf(self.theta)
+        return torch.where(out, -inf, torch.where(out, 0.0, self._scores) / self._gamma.unsqueeze(-1))
+
+    @property
+    def _scores(self) -> Tensor:
+        """theta in float64, anew each time, so that one backward pass does not free the graph of another."""
+        return self.theta.double()
 
     @property
     def _tabulated(self) -> tuple[Tensor, Tensor, Tensor]:
         """Value, mean and table, all detached, in float64."""
         if self._table is None:
-            self._table = operators.tabulate(self._scaled.detach(), *self._problem)
+            with torch.no_grad():
+                self._table = operators.tabulate(self._scores, *self._problem)
         return self._table
+
+    @property
+    def _recalled(self) -> tuple[Tensor, Tensor]:
+        """Value of theta / gamma and mean, differentiable."""
+        if torch.compiler.is_compiling():  # the size of a table is not known to a trace
+            return operators.operator(self._scores, *self._problem, True)
+        return operators.recall(self._scores, *self._tabulated[:2], *self._problem)
 
     def _drawn(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
         sample_shape = torch.Size(sample_shape)
-        uniforms = backend.uniforms(generator, (sample_shape.numel(), *self.theta.shape), self._scaled)
+        uniforms = backend.uniforms(generator, (sample_shape.numel(), *self.theta.shape), self._scores)
         table = None if torch.compiler.is_compiling() else self._tabulated[2]
-        drawn = operators.sample(self._scaled.detach(), uniforms, *self._problem, table)
+        with torch.no_grad():
+            drawn = operators.sample(self._scores, uniforms, *self._problem, table)
         return drawn.reshape(*sample_shape, *self.theta.shape)
-
-    def _attached(self, y: Tensor) -> Tensor:
-        """y (samples, *batch, n) with the gradient of the mean."""
-        return operators.surrogate(self._scaled, y, *self._problem).to(self.theta.dtype)
 
 
 class FeasibleSelections(constraints.Constraint):
@@ -165,10 +178,17 @@ def _kl(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
     if p.event_shape != q.event_shape or not _same(p.constraint, q.constraint, p.event_shape[0]):
         raise ValueError("kl_divergence needs two distributions under the same constraint; their supports differ")
     if p.regularizer.name == q.regularizer.name == "shannon":
-        values = [backend.operator(x._scaled, *x._problem, True) for x in (p, q)]
-        (log_p, mean), (log_q, _) = values
-        return (log_q - log_p + ops._inner(backend, p._scaled - q._scaled, mean)).to(p.theta.dtype)
-    return _kl_by_paths(p, q).to(p.theta.dtype)
+        return _kl_of_gibbs(p, q).to(p.theta.dtype)
+    return _PathDivergence.apply(*torch.broadcast_tensors(p._scaled, q._scaled), p, q).to(p.theta.dtype)
+
+
+def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
+    """Two of Shannon's: the difference of the optima, and of the mean scores."""
+    (log_p, mean), (log_q, _) = p._recalled, q._recalled
+    never = torch.isneginf(q.theta)  # drawn by p, if it does not mask the item too
+    score_q = torch.where(never, 0.0, q._scaled)
+    divergence = log_q - log_p + ops.inner(backend, p._scaled, mean) - ops.inner(backend, score_q, mean)
+    return torch.where((never & (mean > 0)).any(-1), inf, divergence)
 
 
 def _same(a: Constraint, b: Constraint, n: int) -> bool:
@@ -176,13 +196,11 @@ def _same(a: Constraint, b: Constraint, n: int) -> bool:
     return a.exactly == b.exactly and bool(np.all(weights) and np.all(capacity))
 
 
-def _kl_by_paths(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
-    """Any two regularizers: the expected divergence of the decisions along p's paths, [E] times that of the two Q."""
-    return _PathDivergence.apply(*torch.broadcast_tensors(p._scaled, q._scaled), p, q)
-
-
 class _PathDivergence(torch.autograd.Function):
-    """Plain torch sweeps, not fast, differentiated once by autograd on the spot; a second derivative raises."""
+    """Any two regularizers: the expected divergence of the decisions along p's paths, [E] times that of the two Q.
+
+    Plain torch sweeps, not fast, differentiated by autograd on the spot.
+    """
 
     @staticmethod
     def forward(ctx: Any, theta_p: Tensor, theta_q: Tensor, p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
@@ -202,14 +220,26 @@ class _PathDivergence(torch.autograd.Function):
                 E = E - E * a + picked
             gradients = torch.autograd.grad(divergence.sum(), thetas, allow_unused=True, materialize_grads=True)
         finite = torch.isfinite(divergence.detach()).unsqueeze(-1)
-        ctx.save_for_backward(*(torch.where(finite, gradient, 0.0) for gradient in gradients))
+        ctx.save_for_backward(theta_p, theta_q, *(torch.where(finite, gradient, 0.0) for gradient in gradients))
         return divergence.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gradient_p, gradient_q = (grad.unsqueeze(-1) * gradient for gradient in ctx.saved_tensors)
-        return gradient_p, gradient_q, None, None
+        *thetas, gradient_p, gradient_q = ctx.saved_tensors
+        gradients = (_Once.apply(gradient, *thetas) for gradient in (gradient_p, gradient_q))
+        return *(grad.unsqueeze(-1) * gradient for gradient in gradients), None, None
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that depends on the thetas in a way that is not known: to differentiate it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *thetas: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        raise operators._no_derivative("second derivative of this divergence")
 
 
 def _decisions(theta: Tensor, x: SubsetDistribution, weights: Tensor, capacity: Tensor) -> list[Tensor]:

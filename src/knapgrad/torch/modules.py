@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from knapgrad import ops
 from knapgrad.constraints import Constraint, Knapsack, check_constraint
-from knapgrad.regularizers import Regularizer
+from knapgrad.regularizers import Regularizer, check_regularizer
 from knapgrad.torch.distribution import SubsetDistribution
 
 
@@ -18,6 +18,7 @@ class _Selection(nn.Module):
 
     def __init__(self, constraint: Constraint, regularizer: Regularizer) -> None:
         super().__init__()
+        check_regularizer(regularizer)
         self.constraint = constraint
         self._kind = type(regularizer)
         gamma = regularizer.gamma
@@ -36,9 +37,11 @@ class _Selection(nn.Module):
     def constraint(self, constraint: Constraint) -> None:
         check_constraint(constraint)
         self._constraint = constraint
+        old = [self._buffers.pop(name) for name in ("weights", "capacity", "k") if name in self._buffers]
+        device = old[0].device if old and old[0] is not None else None
         for name in _buffer_names(constraint):
-            device = getattr(self, name).device if name in self._buffers else None
-            self.register_buffer(name, torch.as_tensor(getattr(constraint, name), device=device))
+            # A copy: loading a state must not write into a constraint that others may hold.
+            self.register_buffer(name, torch.tensor(getattr(constraint, name), device=device))
 
     @property
     def regularizer(self) -> Regularizer:

@@ -1,8 +1,8 @@
 """The kernels as torch operators: fake implementations, derivatives and vmap rules, under the namespace ``knapgrad``.
 
-Every operator takes theta (*batch, n) already divided by gamma, in float32 or float64, int64 weights broadcastable to
-it and an int64 capacity broadcastable to the batch. Autograd keeps theta and results, never a table: backward sweeps
-recompute.
+Every operator takes theta (*batch, n) in float32 or float64, int64 weights broadcastable to it, and capacity (int64)
+and gamma broadcastable to the batch, and computes a function of theta / gamma. Autograd keeps theta and results, never
+a table: backward sweeps recompute.
 """
 
 from __future__ import annotations
@@ -12,11 +12,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from knapgrad.kernels import numba_cpu
 
-_PROBLEM = "Tensor weights, Tensor capacity, str regularizer, bool exactly"
+_PROBLEM = "Tensor weights, Tensor capacity, Tensor gamma, str regularizer, bool exactly"
 _library = torch.library.Library("knapgrad", "DEF")
+
+# Operator -> its CPU kernel, on NumPy arrays.
+_cpu: Any = numba_cpu
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "operator": lambda theta, w, c, gamma, r, e, relaxed: _cpu.operator(theta, w, c, r, e, relaxed, gamma),
+    "tabulate": lambda theta, w, c, gamma, r, e: _cpu.tabulate(theta, w, c, r, e, gamma),
+    "recall": lambda theta, value, y, *_: (value.copy(), y.copy()),
+    "vjp": lambda theta, z, w, c, gamma, r, e: _cpu.vjp(theta, z, w, c, r, e, gamma),
+    "surrogate": lambda theta, y, *_: y.copy(),
+    "sample": lambda theta, u, w, c, gamma, r, e, table: _cpu.sample(theta, u, w, c, r, e, table, gamma),
+    "mode": lambda theta, w, c, gamma, r, e: _cpu.mode(theta, w, c, r, e, gamma),
+    "solve": _cpu.solve,
+    "log_prob": lambda theta, y, w, c, gamma, r, e, table: _cpu.log_prob(theta, y, w, c, r, e, None, table, gamma)[0],
+    "log_prob_vjp": lambda theta, y, z, w, c, gamma, r, e: _cpu.log_prob(theta, y, w, c, r, e, z, None, gamma)[1],
+    "entropy": lambda theta, w, c, gamma, r, e: _cpu.entropy(theta, w, c, r, e, False, gamma)[0],
+    "entropy_grad": lambda theta, w, c, gamma, r, e: _cpu.entropy(theta, w, c, r, e, True, gamma)[1],
+}
+
+# Operator -> the position of its weights; capacity and gamma follow, and what each instance has its own of precedes.
+_CONSTANTS = {"recall": 3, "vjp": 2, "surrogate": 2, "sample": 2, "log_prob": 2, "log_prob_vjp": 3}
+
+# Operator -> the positions of arguments that have a dimension of samples in front of the batch.
+_SAMPLED = {"surrogate": (1,), "sample": (1,), "log_prob": (1,), "log_prob_vjp": (1, 2)}
 
 
 def _define(
@@ -25,12 +49,9 @@ def _define(
     fake: Callable[..., Any],
     setup: Callable[..., Any] = lambda *_: None,
     backward: Callable[..., Any] | None = None,
-    sample_dims: dict[int, int] | None = None,
+    jvp: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Registers ``torch.ops.knapgrad.<name>`` with its CPU kernel, shape rule, vmap rule and derivative, and returns
-    what to call.
-
-    ``sample_dims`` maps the position of an argument to the number of sample dimensions it has before the batch.
+    """Registers ``torch.ops.knapgrad.<name>`` with kernel, shape rule, vmap rule and derivative; returns what to call.
 
     The derivative is put together three times from the same parts: registered with the operator, for torch.compile;
     as an autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a plain
@@ -39,11 +60,11 @@ def _define(
     """
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
-    torch.library.impl(qualified, "CPU", _on_cpu(name), lib=_library)
+    torch.library.impl(qualified, "CPU", _on_cpu(_KERNELS[name]), lib=_library)
     torch.library.register_fake(qualified, fake, lib=_library)
     operator = getattr(torch.ops.knapgrad, name).default
+    torch.library.register_vmap(qualified, _vmap_rule(name, operator), lib=_library)
     if backward is None:
-        torch.library.register_vmap(qualified, _vmap_rule(name, operator, sample_dims or {}), lib=_library)
         return operator
     torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
 
@@ -56,17 +77,19 @@ def _define(
         setup(ctx, arguments, output)
         return output
 
-    eager = _autograd_function(name, forward=forward, backward=backward)
-    functional = _autograd_function(name, forward=lambda *a: operator(*a), setup_context=setup, backward=backward)
-    functional.vmap = staticmethod(_vmap_rule(name, functional.apply, sample_dims or {}))  # type: ignore[method-assign]
-    torch.library.register_vmap(qualified, functional.vmap, lib=_library)
+    parts = {"backward": backward} | ({"jvp": jvp} if jvp else {})
+    eager = _autograd_function(name, forward=forward, **parts)
+    functional = _autograd_function(name, forward=lambda *a: operator(*a), setup_context=setup, **parts)
+    functional.vmap = staticmethod(_vmap_rule(name, functional.apply))  # type: ignore[method-assign]
 
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling():
             return operator(*arguments)
         if torch._C._are_functorch_transforms_active():
             return functional.apply(*arguments)
-        return eager.apply(*arguments) if torch.is_grad_enabled() else below_autograd(*arguments)
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            return eager.apply(*arguments)
+        return below_autograd(*arguments)
 
     return call
 
@@ -76,12 +99,9 @@ def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.aut
     return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
 
 
-def _on_cpu(name: str) -> Callable[..., Any]:
-    kernel, select = _KERNELS[name]
-
+def _on_cpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def implementation(*arguments: Any) -> Any:
-        arrays = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
-        results = select(kernel(*arrays))
+        results = kernel(*(_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments))
         if isinstance(results, tuple):
             return tuple(torch.from_numpy(x) for x in results)
         return torch.from_numpy(results)
@@ -93,37 +113,9 @@ def _as_numpy(x: Tensor) -> Any:
     return (x.detach() if x.requires_grad else x).numpy()
 
 
-def _everything(results: Any) -> Any:
-    return results
-
-
-def _first(results: Any) -> Any:
-    return results[0]
-
-
-def _second(results: Any) -> Any:
-    return results[1]
-
-
-# Operator -> the CPU kernel and what of its results is returned.
-_cpu: Any = numba_cpu
-_KERNELS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
-    "operator": (_cpu.operator, _everything),
-    "tabulate": (_cpu.tabulate, _everything),
-    "vjp": (_cpu.vjp, _everything),
-    "surrogate": (lambda theta, y, *_: y.copy(), _everything),
-    "sample": (_cpu.sample, _everything),
-    "mode": (_cpu.mode, _everything),
-    "solve": (_cpu.solve, _everything),
-    "log_prob": (lambda *a: _cpu.log_prob(*a[:-1], None, a[-1]), _first),
-    "log_prob_vjp": (lambda theta, y, cotangent, *problem: _cpu.log_prob(theta, y, *problem, cotangent), _second),
-    "entropy": (_cpu.entropy, _first),
-    "entropy_grad": (lambda *a: _cpu.entropy(*a, True), _second),
-}
-
-
-def _vmap_rule(name: str, call: Callable[..., Any], sample_dims: dict[int, int]) -> Callable[..., Any]:
+def _vmap_rule(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """The batch may have any rank, so a vmapped dimension is one more: before the batch, after the samples."""
+    weights, sampled = _CONSTANTS.get(name, 1), _SAMPLED.get(name, ())
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         rank = arguments[0].dim() - (in_dims[0] is not None)  # of theta, as the operator was called
@@ -131,28 +123,24 @@ def _vmap_rule(name: str, call: Callable[..., Any], sample_dims: dict[int, int])
         for position, (x, dim) in enumerate(zip(arguments, in_dims)):
             if not isinstance(x, Tensor):
                 moved.append(x)
-                continue
-            front = sample_dims.get(position, 0)
-            # Weights and capacity broadcast when they are not batched; all else must have the dimension.
-            if dim is None and position not in _constants_of(name):
-                x = x.unsqueeze(front).expand(*x.shape[:front], info.batch_size, *x.shape[front:])
-            elif dim is not None:
-                x = x.movedim(dim, front)
-                if position in _constants_of(name):  # fill up so that the new dimension is left of the whole batch
-                    full = rank if position == _constants_of(name)[0] else rank - 1
-                    x = x.reshape(x.shape[0], *[1] * (full - x.dim() + 1), *x.shape[1:])
-            moved.append(x)
+            elif position < weights:  # what each instance has its own of must have the dimension
+                front = int(position in sampled)
+                if dim is None:
+                    moved.append(x.unsqueeze(front).expand(*x.shape[:front], info.batch_size, *x.shape[front:]))
+                else:
+                    moved.append(x.movedim(dim, front))
+            elif position > weights + 2:
+                moved.append(None)  # a table of other batches
+            elif dim is None:  # constants broadcast
+                moved.append(x)
+            else:  # filled up, so that the new dimension is left of the whole batch
+                x, full = x.movedim(dim, 0), rank - (position > weights)
+                moved.append(x.reshape(x.shape[0], *[1] * (full - x.dim() + 1), *x.shape[1:]))
         results = call(*moved)
-        out = 1 if name in ("surrogate", "sample", "log_prob") else 0
+        out = int(name in ("surrogate", "sample", "log_prob"))
         return results, (out,) * len(results) if isinstance(results, tuple) else out
 
     return rule
-
-
-def _constants_of(name: str) -> tuple[int, int]:
-    """The positions of weights and capacity: after theta and what else depends on the instance."""
-    first = {"vjp": 2, "surrogate": 2, "sample": 2, "log_prob": 2, "log_prob_vjp": 3}.get(name, 1)
-    return first, first + 1
 
 
 def _no_derivative(what: str) -> NotImplementedError:
@@ -161,97 +149,124 @@ def _no_derivative(what: str) -> NotImplementedError:
     )
 
 
-# operator: value and relax.
+def _through_scale(theta: Tensor, gamma: Tensor, grad: Tensor, for_gamma: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient in theta / gamma as gradients in theta and in gamma."""
+    grad_theta = grad / gamma.to(grad.dtype).unsqueeze(-1)
+    if not for_gamma:
+        return grad_theta, None
+    finite = torch.where(torch.isneginf(theta), 0.0, theta)
+    grad_gamma = -(grad_theta * finite).sum(-1) / gamma
+    return grad_theta, grad_gamma.sum_to_size(gamma.shape).to(gamma.dtype)
 
 
-def _operator_fake(theta, weights, capacity, regularizer, exactly, relaxed):
-    return theta.new_empty(theta.shape[:-1], dtype=torch.float64), torch.empty_like(
-        theta, memory_format=torch.contiguous_format
-    )
-
-
-def _operator_setup(ctx, inputs, output):
-    theta, weights, capacity, ctx.regularizer, ctx.exactly, ctx.relaxed = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(theta, weights, capacity, *([output[1]] if ctx.relaxed else []))
-
-
-def _operator_backward(ctx, grad_value, grad_y):
-    theta, weights, capacity, *saved = ctx.saved_tensors
-    problem = weights, capacity, ctx.regularizer, ctx.exactly
-    gradient = None
-    if grad_value is not None:
-        y = saved[0] if saved else operator(theta, *problem, True)[1]
-        gradient = grad_value.unsqueeze(-1).to(y.dtype) * y
-    if grad_y is not None:
-        product = vjp(theta, grad_y, *problem)
-        gradient = product if gradient is None else gradient + product
-    return gradient, None, None, None, None, None
-
-
-_schema = f"(Tensor theta, {_PROBLEM}, bool relaxed) -> (Tensor, Tensor)"
-operator = _define("operator", _schema, _operator_fake, _operator_setup, _operator_backward)
-
-
-# vjp: the Hessian of value times z, linear and symmetric in z.
+# operator: value and relax. recall: the same, where both are already known.
 
 
 def _like_theta(theta, *_):
     return torch.empty_like(theta, memory_format=torch.contiguous_format)
 
 
+def _operator_fake(theta, *_):
+    return theta.new_empty(theta.shape[:-1], dtype=torch.float64), _like_theta(theta)
+
+
+def _operator_setup(ctx, inputs, output):
+    theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly, relaxed = inputs
+    ctx.constants = 1
+    ctx.set_materialize_grads(False)
+    saved = theta, weights, capacity, gamma, *([output[1]] if relaxed else [])
+    ctx.save_for_backward(*saved)
+    ctx.save_for_forward(*saved)
+
+
+def _recall_setup(ctx, inputs, output):
+    theta, _, _, *problem = inputs
+    _operator_setup(ctx, (theta, *problem, True), output)
+    ctx.constants = 3
+
+
+def _operator_backward(ctx, grad_value, grad_y):
+    theta, weights, capacity, gamma, *saved = ctx.saved_tensors
+    problem = weights, capacity, gamma, ctx.regularizer, ctx.exactly
+    grad = None
+    if grad_value is not None:
+        y = saved[0] if saved else operator(theta, *problem, True)[1]
+        grad = grad_value.unsqueeze(-1).to(y.dtype) * y
+    if grad_y is not None:
+        product = vjp(theta, grad_y, *problem)
+        grad = product if grad is None else grad + product
+    rest = [None] * (ctx.constants + 5)
+    if grad is None:
+        return None, *rest
+    grad_theta, rest[ctx.constants + 1] = _through_scale(theta, gamma, grad, ctx.needs_input_grad[ctx.constants + 2])
+    return grad_theta, *rest
+
+
+def _operator_jvp(ctx, theta_tangent, weights_tangent, capacity_tangent, gamma_tangent, *_):
+    theta, weights, capacity, gamma, *saved = ctx.saved_tensors
+    problem = weights, capacity, gamma, ctx.regularizer, ctx.exactly
+    y = saved[0] if saved else operator(theta, *problem, True)[1]
+    scale = gamma.to(theta.dtype).unsqueeze(-1)
+    tangent = torch.zeros_like(theta) if theta_tangent is None else theta_tangent / scale
+    if gamma_tangent is not None:
+        tangent = tangent - theta * gamma_tangent.to(theta.dtype).unsqueeze(-1) / scale**2
+    return (y * tangent).sum(-1).double(), vjp(theta, tangent, *problem)
+
+
+_schema = f"(Tensor theta, {_PROBLEM}, bool relaxed) -> (Tensor, Tensor)"
+operator = _define("operator", _schema, _operator_fake, _operator_setup, _operator_backward, _operator_jvp)
+_schema = f"(Tensor theta, Tensor value, Tensor mean, {_PROBLEM}) -> (Tensor, Tensor)"
+recall = _define("recall", _schema, _operator_fake, _recall_setup, _operator_backward)
+
+
+# vjp: the Hessian of value at gamma = 1 times z, linear and symmetric in z.
+
+
 def _vjp_setup(ctx, inputs, output):
-    theta, _, weights, capacity, ctx.regularizer, ctx.exactly = inputs
-    ctx.save_for_backward(theta, weights, capacity)
+    theta, _, weights, capacity, gamma, ctx.regularizer, ctx.exactly = inputs
+    ctx.save_for_backward(theta, weights, capacity, gamma)
 
 
 def _vjp_backward(ctx, grad):
-    if ctx.needs_input_grad[0]:
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[4]:
         raise _no_derivative("second derivative of relax (the third of value)")
-    theta, weights, capacity = ctx.saved_tensors
-    return None, vjp(theta, grad, weights, capacity, ctx.regularizer, ctx.exactly), *[None] * 4
+    theta, *constants = ctx.saved_tensors
+    return None, vjp(theta, grad, *constants, ctx.regularizer, ctx.exactly), *[None] * 5
 
 
 vjp = _define("vjp", f"(Tensor theta, Tensor z, {_PROBLEM}) -> Tensor", _like_theta, _vjp_setup, _vjp_backward)
 
 
-# surrogate: a copy of selections y (samples, *batch, n) forwards, the VJP of relax backwards; the paper's stochastic
-# layer.
+# surrogate: a copy of selections y (samples, *batch, n) forwards, the VJP of relax backwards: a stochastic layer.
 
 
 def _like_second(theta, y, *_):
     return torch.empty_like(y, memory_format=torch.contiguous_format)
 
 
-def _surrogate_setup(ctx, inputs, output):
-    theta, _, weights, capacity, ctx.regularizer, ctx.exactly = inputs
-    ctx.save_for_backward(theta, weights, capacity)
-
-
 def _surrogate_backward(ctx, grad):
-    theta, weights, capacity = ctx.saved_tensors
-    return vjp(theta, grad.sum(0), weights, capacity, ctx.regularizer, ctx.exactly), *[None] * 5
+    theta, weights, capacity, gamma = ctx.saved_tensors
+    product = vjp(theta, grad.sum(0), weights, capacity, gamma, ctx.regularizer, ctx.exactly)
+    grad_theta, grad_gamma = _through_scale(theta, gamma, product, ctx.needs_input_grad[4])
+    return grad_theta, None, None, None, grad_gamma, None, None
 
 
 _schema = f"(Tensor theta, Tensor y, {_PROBLEM}) -> Tensor"
-surrogate = _define("surrogate", _schema, _like_second, _surrogate_setup, _surrogate_backward, {1: 1})
+surrogate = _define("surrogate", _schema, _like_second, _vjp_setup, _surrogate_backward)
 
 
 # sample, mode, solve and tabulate: without derivatives.
-
-sample = _define(
-    "sample", f"(Tensor theta, Tensor uniforms, {_PROBLEM}, Tensor? table) -> Tensor", _like_second, sample_dims={1: 1}
-)
-mode = _define("mode", f"(Tensor theta, {_PROBLEM}) -> Tensor", _like_theta)
-solve = _define("solve", "(Tensor theta, Tensor weights, Tensor capacity, bool exactly) -> Tensor", _like_theta)
 
 
 def _tabulate_fake(theta, *_):
     cells = torch.library.get_ctx().new_dynamic_size()
     groups = torch.library.get_ctx().new_dynamic_size()
-    return theta.new_empty(theta.shape[:-1], dtype=torch.float64), _like_theta(theta), theta.new_empty((groups, cells))
+    return *_operator_fake(theta), theta.new_empty((groups, cells))
 
 
+sample = _define("sample", f"(Tensor theta, Tensor uniforms, {_PROBLEM}, Tensor? table) -> Tensor", _like_second)
+mode = _define("mode", f"(Tensor theta, {_PROBLEM}) -> Tensor", _like_theta)
+solve = _define("solve", "(Tensor theta, Tensor weights, Tensor capacity, bool exactly) -> Tensor", _like_theta)
 tabulate = _define("tabulate", f"(Tensor theta, {_PROBLEM}) -> (Tensor, Tensor, Tensor)", _tabulate_fake)
 
 
@@ -263,19 +278,16 @@ def _log_prob_fake(theta, y, *_):
 
 
 def _log_prob_setup(ctx, inputs, output):
-    theta, y, weights, capacity, ctx.regularizer, ctx.exactly, _ = inputs
-    ctx.save_for_backward(theta, y, weights, capacity, output)
+    theta, y, weights, capacity, gamma, ctx.regularizer, ctx.exactly, _ = inputs
+    ctx.save_for_backward(theta, y, output, weights, capacity, gamma)
 
 
 def _log_prob_backward(ctx, grad):
-    theta, y, weights, capacity, log_prob = ctx.saved_tensors
+    theta, y, log_prob, weights, capacity, gamma = ctx.saved_tensors
     grad = torch.where(torch.isneginf(log_prob), 0.0, grad)
-    gradient = log_prob_vjp(theta, y, grad, weights, capacity, ctx.regularizer, ctx.exactly)
-    return gradient, *[None] * 6
-
-
-def _nothing(ctx, inputs, output):
-    pass
+    gradient = log_prob_vjp(theta, y, grad, weights, capacity, gamma, ctx.regularizer, ctx.exactly)
+    grad_theta, grad_gamma = _through_scale(theta, gamma, gradient, ctx.needs_input_grad[4])
+    return grad_theta, None, None, None, grad_gamma, None, None, None
 
 
 def _raises(what: str) -> Callable[..., Any]:
@@ -286,11 +298,10 @@ def _raises(what: str) -> Callable[..., Any]:
 
 
 _schema = f"(Tensor theta, Tensor y, {_PROBLEM}, Tensor? table) -> Tensor"
-log_prob = _define("log_prob", _schema, _log_prob_fake, _log_prob_setup, _log_prob_backward, {1: 1})
-
+log_prob = _define("log_prob", _schema, _log_prob_fake, _log_prob_setup, _log_prob_backward)
 _schema = f"(Tensor theta, Tensor y, Tensor cotangent, {_PROBLEM}) -> Tensor"
 _missing = _raises("second derivative of log_prob")
-log_prob_vjp = _define("log_prob_vjp", _schema, _like_theta, _nothing, _missing, {1: 1, 2: 1})
+log_prob_vjp = _define("log_prob_vjp", _schema, _like_theta, backward=_missing)
 
 
 def _entropy_fake(theta, *_):
@@ -298,16 +309,18 @@ def _entropy_fake(theta, *_):
 
 
 def _entropy_setup(ctx, inputs, output):
-    theta, weights, capacity, ctx.regularizer, ctx.exactly = inputs
-    ctx.save_for_backward(theta, weights, capacity)
+    theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly = inputs
+    ctx.save_for_backward(theta, weights, capacity, gamma)
 
 
 def _entropy_backward(ctx, grad):
-    theta, *constants = ctx.saved_tensors
-    gradient = entropy_grad(theta, *constants, ctx.regularizer, ctx.exactly)
-    return grad.unsqueeze(-1) * gradient, *[None] * 4
+    theta, weights, capacity, gamma = ctx.saved_tensors
+    gradient = entropy_grad(theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly)
+    product = grad.unsqueeze(-1) * gradient
+    grad_theta, grad_gamma = _through_scale(theta, gamma, product, ctx.needs_input_grad[3])
+    return grad_theta, None, None, grad_gamma, None, None
 
 
 _schema = f"(Tensor theta, {_PROBLEM}) -> Tensor"
 entropy = _define("entropy", _schema, _entropy_fake, _entropy_setup, _entropy_backward)
-entropy_grad = _define("entropy_grad", _schema, _like_theta, _nothing, _raises("second derivative of entropy"))
+entropy_grad = _define("entropy_grad", _schema, _like_theta, backward=_raises("second derivative of entropy"))
