@@ -252,7 +252,23 @@ def test_the_second_derivative_of_the_kullback_leibler_divergence_raises():
         grad((first * theta).sum(), theta)
 
 
-@pytest.mark.parametrize("operation", ["value", "relax", "entropy"])
+@pytest.mark.parametrize("operation", ["value", "relax"])
+@pytest.mark.parametrize("grad_mode", [True, False], ids=["grad", "no_grad"])
+def test_forward_mode_is_the_directional_derivative(operation, grad_mode, regularizer):
+    problem = PROBLEMS["knapsack"]
+    theta, direction = torch.tensor(problem.theta), noise(*problem.theta.shape)
+    gamma = torch.tensor(0.9, dtype=torch.float64)
+    with torch.set_grad_enabled(grad_mode), forward_ad.dual_level():
+        duals = forward_ad.make_dual(theta, direction), forward_ad.make_dual(gamma, torch.tensor(0.3).double())
+        tangent = forward_ad.unpack_dual(OPERATIONS[operation](*duals, problem, regularizer)).tangent
+
+    def moved(step: float) -> torch.Tensor:
+        return OPERATIONS[operation](theta + step * direction, gamma + step * 0.3, problem, regularizer)
+
+    torch.testing.assert_close(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("operation", ["entropy", "log_prob"])
 @pytest.mark.parametrize("grad_mode", [True, False], ids=["grad", "no_grad"])
 def test_forward_mode_raises_and_does_not_lose_the_tangent(operation, grad_mode):
     problem = PROBLEMS["knapsack"]

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.func import functional_call, grad, jacrev, vmap  # noqa: E402
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
 from knapgrad.torch import operators  # noqa: E402
@@ -215,7 +215,7 @@ def test_nested_vmap_is_a_double_loop(name, nesting, route):
     def call(outer_values, inner_values):
         tensors = {**copies[0], **dict(zip(outer, outer_values)), **dict(zip(inner, inner_values))}
         result = operator(*complete(name, tensors, "knapsack", "gini"))
-        return result[0] if name in ("operator", "tabulate") else result
+        return result[0] if name in ("operator", "recall", "tabulate") else result
 
     def values(keys, copies):
         return [torch.stack([copy[key] for copy in copies]) for key in keys]
@@ -594,3 +594,13 @@ def test_inductor_trains_as_eager_does(fresh_compiler):
         losses.append(history)
     assert losses[0][-1] < losses[0][0]
     np.testing.assert_allclose(*losses, rtol=1e-10)
+
+
+def test_forward_over_reverse_is_the_jacobian_of_relax(constraint, regularizer):
+    limit, theta = LIMITS[constraint](), numbers(BATCH, ITEMS)
+    smoothing = CLASSES[regularizer](0.9)
+    relax = lambda row: kg.relax(row, limit, smoothing)  # noqa: E731
+    value = lambda row: kg.value(row, limit, smoothing)  # noqa: E731
+    expected = vmap(jacrev(relax))(theta)
+    torch.testing.assert_close(vmap(jacfwd(relax))(theta), expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(vmap(hessian(value))(theta), expected, rtol=1e-12, atol=1e-13)

@@ -110,6 +110,8 @@ def _on_cpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_numpy(x: Tensor) -> Any:
+    if x.dtype == torch.bfloat16:  # a gamma; NumPy does not know the type
+        x = x.float()
     return (x.detach() if x.requires_grad else x).numpy()
 
 
@@ -154,9 +156,13 @@ def _through_scale(theta: Tensor, gamma: Tensor, grad: Tensor, for_gamma: bool) 
     grad_theta = grad / gamma.to(grad.dtype).unsqueeze(-1)
     if not for_gamma:
         return grad_theta, None
-    finite = torch.where(torch.isneginf(theta), 0.0, theta)
-    grad_gamma = -(grad_theta * finite).sum(-1) / gamma
+    grad_gamma = -(grad_theta * _finite(theta)).sum(-1) / gamma
     return grad_theta, grad_gamma.sum_to_size(gamma.shape).to(gamma.dtype)
+
+
+def _finite(theta: Tensor) -> Tensor:
+    """An item that is out contributes nothing to the derivative by gamma, rather than 0 times infinity."""
+    return torch.where(torch.isneginf(theta), 0.0, theta)
 
 
 # operator: value and relax. recall: the same, where both are already known.
@@ -209,7 +215,7 @@ def _operator_jvp(ctx, theta_tangent, weights_tangent, capacity_tangent, gamma_t
     scale = gamma.to(theta.dtype).unsqueeze(-1)
     tangent = torch.zeros_like(theta) if theta_tangent is None else theta_tangent / scale
     if gamma_tangent is not None:
-        tangent = tangent - theta * gamma_tangent.to(theta.dtype).unsqueeze(-1) / scale**2
+        tangent = tangent - _finite(theta) * gamma_tangent.to(theta.dtype).unsqueeze(-1) / scale**2
     return (y * tangent).sum(-1).double(), vjp(theta, tangent, *problem)
 
 
