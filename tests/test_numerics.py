@@ -107,7 +107,7 @@ def test_extremes_side_by_side_stay_finite(dtype, backend, regularizer, constrai
         samples = backend.to_numpy(kg.sample(given, *arguments, num_samples=3, rng=backend.rng(0)))
         assert Problem(theta, problem.weights, 6).allows(samples)
         log_probs = backend.to_numpy(kg.log_prob(given, backend.asarray(samples, dtype), *arguments))
-        assert not np.isnan(log_probs).any()
+        assert (log_probs <= 0).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -158,8 +158,7 @@ def test_nan_reaches_its_own_instance_and_no_other(operation, dtype, shared, bac
         backend.seed_global(0)
         dirty = backend.to_numpy(OPERATIONS[operation](backend.asarray(bad, dtype), *arguments))
         healthy = np.arange(batch) != sick
-        rounding = 8 * np.finfo(dtype).eps  # a batch with NaN in it may be computed in another way
-        np.testing.assert_allclose(dirty[healthy], clean[healthy], rtol=rounding, atol=rounding)
+        np.testing.assert_array_equal(dirty[healthy], clean[healthy])
         assert np.isnan(dirty[sick]).any(), f"NaN in item {item} was lost"
 
 
