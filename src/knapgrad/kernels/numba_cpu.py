@@ -682,8 +682,12 @@ _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads
 def _layout(theta, weights, capacity, gamma, exactly):
     """The problem with a flat batch, its stride and reach; the number of groups; the length of a table."""
     n, batch = theta.shape[-1], prod(theta.shape[:-1])
-    weights = weights if weights.size == n else np.broadcast_to(weights, theta.shape)
-    capacity, gamma = (x if x.size == 1 else np.broadcast_to(x, theta.shape[:-1]) for x in (capacity, gamma))
+    if weights.size != n:
+        weights = np.broadcast_to(weights, theta.shape)
+    if capacity.size != 1:
+        capacity = np.broadcast_to(capacity, theta.shape[:-1])
+    if gamma.size != 1:
+        gamma = np.broadcast_to(gamma, theta.shape[:-1])
     theta, weights = _ready(theta, batch, n), _ready(weights, -(-weights.size // max(n, 1)), n)
     capacity, gamma = _ready(capacity, capacity.size), _ready(gamma.astype(np.float64, copy=False), gamma.size)
     width = vector.BYTES // theta.itemsize

@@ -60,7 +60,8 @@ def _define(
     """
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
-    torch.library.impl(qualified, "CPU", _on_cpu(_KERNELS[name]), lib=_library)
+    on_cpu = _on_cpu(_KERNELS[name])
+    torch.library.impl(qualified, "CPU", on_cpu, lib=_library)
     torch.library.register_fake(qualified, fake, lib=_library)
     operator = getattr(torch.ops.knapgrad, name).default
     torch.library.register_vmap(qualified, _vmap_rule(name, operator), lib=_library)
@@ -69,6 +70,8 @@ def _define(
     torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
 
     def below_autograd(*arguments: Any) -> Any:
+        if _nobody_listens(arguments):
+            return on_cpu(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
@@ -78,7 +81,7 @@ def _define(
         return output
 
     parts = {"backward": backward} | ({"jvp": jvp} if jvp else {})
-    eager = _autograd_function(name, forward=forward, **parts)
+    eager = super(torch.autograd.Function, _autograd_function(name, forward=forward, **parts)).apply
     functional = _autograd_function(name, forward=lambda *a: operator(*a), setup_context=setup, **parts)
     functional.vmap = staticmethod(_vmap_rule(name, functional.apply))  # type: ignore[method-assign]
 
@@ -88,10 +91,19 @@ def _define(
         if torch._C._are_functorch_transforms_active():
             return functional.apply(*arguments)
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            return eager.apply(*arguments)
+            return eager(*arguments)
         return below_autograd(*arguments)
 
     return call
+
+
+def _nobody_listens(arguments: tuple[Any, ...]) -> bool:
+    """Whether the dispatcher, which takes as long as a small kernel, would only find the CPU kernel."""
+    plain = all(torch._C._dispatch_keys(x) == _PLAIN for x in arguments if isinstance(x, Tensor))
+    return plain and torch._C._len_torch_dispatch_stack() == 0
+
+
+_PLAIN = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
 
 
 def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.autograd.Function]:
@@ -110,9 +122,9 @@ def _on_cpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_numpy(x: Tensor) -> Any:
-    if x.dtype == torch.bfloat16:  # a gamma; NumPy does not know the type
-        x = x.float()
-    return (x.detach() if x.requires_grad else x).numpy()
+    if x.requires_grad:
+        x = x.detach()
+    return x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy()  # of a gamma; NumPy does not know the type
 
 
 def _vmap_rule(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +165,7 @@ def _no_derivative(what: str) -> NotImplementedError:
 
 def _through_scale(theta: Tensor, gamma: Tensor, grad: Tensor, for_gamma: bool) -> tuple[Tensor, Tensor | None]:
     """The gradient in theta / gamma as gradients in theta and in gamma."""
-    grad_theta = grad / gamma.to(grad.dtype).unsqueeze(-1)
+    grad_theta = grad / (gamma if gamma.dim() == 0 else gamma.to(grad.dtype).unsqueeze(-1))
     if not for_gamma:
         return grad_theta, None
     grad_gamma = -(grad_theta * _finite(theta)).sum(-1) / gamma
@@ -182,7 +194,8 @@ def _operator_setup(ctx, inputs, output):
     ctx.set_materialize_grads(False)
     saved = theta, weights, capacity, gamma, *([output[1]] if relaxed else [])
     ctx.save_for_backward(*saved)
-    ctx.save_for_forward(*saved)
+    if forward_ad._current_level >= 0:  # only then: it makes a cycle that would keep the output until it is collected
+        ctx.save_for_forward(*saved)
 
 
 def _recall_setup(ctx, inputs, output):
