@@ -252,7 +252,6 @@ def kept_bytes(function: Callable[[torch.Tensor], torch.Tensor], problem: cases.
     theta = torch.from_numpy(problem.theta).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = function(theta)
-        keep(theta)
         keep(output.detach())
     return sum(storages.values())
 

@@ -119,6 +119,8 @@ def check_constraint(constraint: Any) -> None:
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Sizes equal or 1, aligned at the right; the target itself is never enlarged."""
+    if len(shape) == 0 or shape == target:
+        return True
     return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape[::-1], target[::-1]))
 
 

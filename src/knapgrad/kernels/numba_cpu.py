@@ -556,7 +556,7 @@ def _tangent(regularizer, direction, problem, scratch, begin, end, z, backwards,
 
 @_kernel
 def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, y):
-    """[sample]: all paths of a group step through the items together, so that each row of the table is read once."""
+    """[sample]: the paths of a group step through the items together."""
     n, stride, bands, states = problem.theta.shape[1], problem.stride, scratch.bands, scratch.states
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
@@ -567,20 +567,21 @@ def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, 
         for s in range(y.shape[0]):
             for lane in range(members):
                 states[s * members + lane] = _goal(problem, scratch, first + lane)
-        for i in range(n - 1, -1, -1):
-            weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
-            ceiling = problem.reach if problem.exactly else (bands[i - 1, TOP] if i > 0 else 0)
+        for block in range(n, 0, -16):  # of items: a cache line of random numbers is used up before the next
             for s in range(y.shape[0]):
-                for lane in range(members):
-                    c = states[s * members + lane]
-                    picked = 0  # an integer, because a jump on a random bit would be mispredicted half of the time
-                    if c >= weight:
-                        q = Q[row + (c - start) * stride + lane]
-                        picked = np.int64(uniforms[s, first + lane, i] < q)
-                        y[s, first + lane, i] = picked + 0.0 * q  # NaN stays NaN
-                    else:
-                        y[s, first + lane, i] = 0.0
-                    states[s * members + lane] = min(c - weight * picked, ceiling)
+                for i in range(block - 1, max(block - 16, 0) - 1, -1):
+                    weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
+                    ceiling = problem.reach if problem.exactly else (bands[i - 1, TOP] if i > 0 else 0)
+                    for lane in range(members):
+                        c = states[s * members + lane]
+                        picked = 0  # an integer: a jump on a random bit would be mispredicted half of the time
+                        if c >= weight:
+                            q = Q[row + (c - start) * stride + lane]
+                            picked = np.int64(uniforms[s, first + lane, i] < q)
+                            y[s, first + lane, i] = picked + 0.0 * q  # NaN stays NaN
+                        else:
+                            y[s, first + lane, i] = 0.0
+                        states[s * members + lane] = min(c - weight * picked, ceiling)
 
 
 @_kernel

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numba
 import numpy as np
 
-_WORTH_WAKING = 1e6  # nanoseconds of work below which a call stays on its own thread
+_WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
 _KEPT_BYTES = 256 << 20  # a larger scratch is given back after the call
 
 _local = threading.local()
@@ -57,27 +57,14 @@ def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> No
 
 def scratch(dtype: np.dtype, sizes: tuple[int, int, int, int]) -> tuple[np.ndarray, ...]:
     """This thread's buffers, at least so long: int64, float64, dtype, and a (1, cells) table of dtype."""
-    states, wide, narrow, cells = sizes
-    if (wide * 8 + (narrow + cells) * dtype.itemsize) > _KEPT_BYTES:
-        return (
-            _aligned(states, np.int64),
-            _aligned(wide, np.float64),
-            _aligned(narrow, dtype),
-            _aligned(cells, dtype)[None],
-        )
-    kept = _local.__dict__
-    return (
-        _grown(kept, "states", states, np.int64),
-        _grown(kept, "wide", wide, np.float64),
-        _grown(kept, dtype, narrow, dtype),
-        _grown(kept, (dtype, "table"), cells, dtype)[None],
-    )
-
-
-def _grown(kept: dict, key: object, size: int, dtype: np.dtype | type) -> np.ndarray:
-    if key not in kept or kept[key].size < size:
-        kept[key] = _aligned(size + size // 4, dtype)
-    return kept[key]
+    kept = _local.__dict__.get(dtype.char)
+    if kept is None or any(buffer.size < size for buffer, size in zip(kept, sizes)):
+        states, wide, narrow, cells = sizes if kept is None else map(max, sizes, (buffer.size for buffer in kept))
+        table = _aligned(cells, dtype)[None]
+        kept = _aligned(states, np.int64), _aligned(wide, np.float64), _aligned(narrow, dtype), table
+        if sum(buffer.nbytes for buffer in kept) <= _KEPT_BYTES:
+            _local.__dict__[dtype.char] = kept
+    return kept
 
 
 def _aligned(size: int, dtype: np.dtype | type, boundary: int = 64) -> np.ndarray:

@@ -81,7 +81,8 @@ def _define(
         return output
 
     parts = {"backward": backward} | ({"jvp": jvp} if jvp else {})
-    eager = super(torch.autograd.Function, _autograd_function(name, forward=forward, **parts)).apply
+    function: Any = _autograd_function(name, forward=forward, **parts)
+    eager = super(torch.autograd.Function, function).apply  # without its checks for transforms, which are made here
     functional = _autograd_function(name, forward=lambda *a: operator(*a), setup_context=setup, **parts)
     functional.vmap = staticmethod(_vmap_rule(name, functional.apply))  # type: ignore[method-assign]
 
@@ -99,8 +100,10 @@ def _define(
 
 def _nobody_listens(arguments: tuple[Any, ...]) -> bool:
     """Whether the dispatcher, which takes as long as a small kernel, would only find the CPU kernel."""
-    plain = all(torch._C._dispatch_keys(x) == _PLAIN for x in arguments if isinstance(x, Tensor))
-    return plain and torch._C._len_torch_dispatch_stack() == 0
+    for x in arguments:
+        if isinstance(x, Tensor) and torch._C._dispatch_keys(x) != _PLAIN:
+            return False
+    return torch._C._len_torch_dispatch_stack() == 0
 
 
 _PLAIN = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
@@ -113,7 +116,7 @@ def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.aut
 
 def _on_cpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def implementation(*arguments: Any) -> Any:
-        results = kernel(*(_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments))
+        results = kernel(*[_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments])
         if isinstance(results, tuple):
             return tuple(torch.from_numpy(x) for x in results)
         return torch.from_numpy(results)
