@@ -154,7 +154,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     scores, y = backend.double(theta), backend.double(y)
     if regularizer.name == "shannon":
         optimum, _ = backend.operator(scores, *problem, backend.differentiates(scores, gamma))
-        result = gibbs_log_prob(backend, scores, y, optimum, problem)
+        result = gibbs_log_prob(backend, scores, y, optimum, gamma, problem)
     else:
         flat = y.reshape((prod(y.shape[: y.ndim - theta.ndim]), *theta.shape))
         result = backend.log_prob(scores, flat, *problem).reshape(y.shape[:-1])
@@ -273,16 +273,20 @@ def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
 def _open(
     theta: Any, constraint: Constraint, regularizer: Regularizer
 ) -> tuple[ModuleType, Any, tuple[Any, Any, Any, str, bool]]:
-    """Our module for theta's framework; gamma; and what every operator takes after theta."""
+    """Our module for theta's framework; gamma, a number or an array; and what every operator takes after theta."""
     backend = _backend_of(theta, constraint)
     check_regularizer(regularizer)
-    gamma = backend.array(regularizer.gamma, theta)
-    if not broadcasts(gamma.shape, theta.shape[:-1]):
-        raise ValueError(
-            f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
-            f"{tuple(theta.shape[:-1])}; reshape it"
-        )
-    return backend, gamma, (*backend.constants(constraint, theta), gamma, regularizer.name, constraint.exactly)
+    gamma = regularizer.gamma
+    if isinstance(gamma, float):
+        strength = np.asarray(gamma)
+    else:
+        strength = gamma = backend.array(gamma, theta)
+        if not broadcasts(gamma.shape, theta.shape[:-1]):
+            raise ValueError(
+                f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
+                f"{tuple(theta.shape[:-1])}; reshape it"
+            )
+    return backend, gamma, (*backend.constants(constraint, theta), strength, regularizer.name, constraint.exactly)
 
 
 def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
@@ -290,9 +294,9 @@ def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]
     return gamma * backend.operator(backend.computable(theta), *problem, relaxed)[0]
 
 
-def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, problem: tuple[Any, ...]) -> Any:
+def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
     """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
-    weights, capacity, gamma, _, exactly = problem
+    weights, capacity, exactly = backend.array(problem[0], y), backend.array(problem[1], y), problem[-1]
     load = (weights * y).sum(-1)
     feasible = (load == capacity) if exactly else (load <= capacity)
     result = inner(backend, scores, y) / gamma - optimum

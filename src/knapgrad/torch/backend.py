@@ -36,9 +36,9 @@ def is_floating(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def differentiates(*tensors: Tensor) -> bool:
+def differentiates(*tensors: Any) -> bool:
     """Whether a gradient will be asked for."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
 def detached(x: Tensor) -> Tensor:
@@ -69,15 +69,13 @@ def as_type(x: Tensor, like: Tensor) -> Tensor:
 
 
 def array(x: Any, like: Tensor) -> Tensor:
-    """Numbers of any origin as a tensor beside ``like``; Python's own in float64."""
-    if isinstance(x, Tensor):
-        return x
-    return torch.as_tensor(x, dtype=torch.float64 if isinstance(x, float) else None, device=like.device)
+    """Numbers of any origin as a tensor beside ``like``."""
+    return x if isinstance(x, Tensor) else torch.as_tensor(x, device=like.device)
 
 
-def constants(constraint: Constraint, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and capacity beside a tensor (*batch, n)."""
-    return torch.from_numpy(constraint.weights_of(like.shape[-1])), torch.from_numpy(constraint.capacity)
+def constants(constraint: Constraint, like: Tensor) -> tuple[Any, Any]:
+    """Weights and capacity for operators on a tensor (*batch, n)."""
+    return constraint.weights_of(like.shape[-1]), constraint.capacity
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ class SubsetDistribution(Distribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return FeasibleSelections(*self._problem[:2], self.constraint.exactly)
+        weights, capacity = (torch.as_tensor(x, device=self.theta.device) for x in self._problem[:2])
+        return FeasibleSelections(weights, capacity, self.constraint.exactly)
 
     @property
     def mean(self) -> Tensor:
@@ -92,7 +93,8 @@ class SubsetDistribution(Distribution):
             self._validate_sample(value)
         value = value.expand(torch.broadcast_shapes(value.shape, self.theta.shape))
         if self.regularizer.name == "shannon":
-            result = ops.gibbs_log_prob(backend, self._scores, value.double(), self._recalled[0], self._problem)
+            y, optimum = value.double(), self._recalled[0]
+            result = ops.gibbs_log_prob(backend, self._scores, y, optimum, self._gamma, self._problem)
         else:
             y = value.double().reshape(prod(value.shape[: value.dim() - self.theta.dim()]), *self.theta.shape)
             result = operators.log_prob(self._scores, y, *self._problem, self._tabulated[2])
@@ -126,7 +128,8 @@ class SubsetDistribution(Distribution):
     def _scaled(self) -> Tensor:
         """theta / gamma, with a finite derivative by gamma where theta is -inf."""
         out = torch.isneginf(self.theta)
-        return torch.where(out, -inf, torch.where(out, 0.0, self._scores) / self._gamma.unsqueeze(-1))
+        gamma = self._gamma.unsqueeze(-1) if isinstance(self._gamma, Tensor) else self._gamma
+        return torch.where(out, -inf, torch.where(out, 0.0, self._scores) / gamma)
 
     @property
     def _scores(self) -> Tensor:
@@ -206,7 +209,7 @@ class _PathDivergence(torch.autograd.Function):
     def forward(ctx: Any, theta_p: Tensor, theta_q: Tensor, p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
         with torch.enable_grad():
             thetas = theta_p.detach().requires_grad_(), theta_q.detach().requires_grad_()
-            weights, capacity = p._problem[:2]
+            weights, capacity = (torch.as_tensor(x, device=theta_p.device) for x in p._problem[:2])
             rows_p, rows_q = (_decisions(theta, x, weights, capacity) for theta, x in zip(thetas, (p, q)))
             divergence = theta_p.new_zeros(theta_p.shape[:-1])
             E = torch.nn.functional.one_hot(

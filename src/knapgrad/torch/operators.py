@@ -2,7 +2,7 @@
 
 Every operator takes theta (*batch, n) in float32 or float64, int64 weights broadcastable to it, and capacity (int64)
 and gamma broadcastable to the batch, and computes a function of theta / gamma. Autograd keeps theta and results, never
-a table: backward sweeps recompute.
+a table: backward sweeps recompute. Constants may be NumPy arrays: they become tensors where torch has to see them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -66,14 +67,14 @@ def _define(
     operator = getattr(torch.ops.knapgrad, name).default
     torch.library.register_vmap(qualified, _vmap_rule(name, operator), lib=_library)
     if backward is None:
-        return operator
+        return lambda *arguments: operator(*_tensors(arguments))
     torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
 
     def below_autograd(*arguments: Any) -> Any:
         if _nobody_listens(arguments):
             return on_cpu(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
+            return operator(*_tensors(arguments))
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         output = below_autograd(*arguments)
@@ -88,14 +89,29 @@ def _define(
 
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling():
-            return operator(*arguments)
+            return operator(*_tensors(arguments))
         if torch._C._are_functorch_transforms_active():
-            return functional.apply(*arguments)
+            return functional.apply(*_tensors(arguments))
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             return eager(*arguments)
         return below_autograd(*arguments)
 
     return call
+
+
+def _tensors(arguments: tuple[Any, ...]) -> list[Any]:
+    return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in arguments]
+
+
+def _keep(ctx: Any, *values: Any) -> None:
+    """For the backward pass: tensors by autograd's rules, NumPy constants as they are."""
+    ctx.kept = [None if isinstance(x, Tensor) else x for x in values]
+    ctx.save_for_backward(*[x for x in values if isinstance(x, Tensor)])
+
+
+def _kept(ctx: Any) -> list[Any]:
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if x is None else x for x in ctx.kept]
 
 
 def _nobody_listens(arguments: tuple[Any, ...]) -> bool:
@@ -168,11 +184,17 @@ def _no_derivative(what: str) -> NotImplementedError:
 
 def _through_scale(theta: Tensor, gamma: Tensor, grad: Tensor, for_gamma: bool) -> tuple[Tensor, Tensor | None]:
     """The gradient in theta / gamma as gradients in theta and in gamma."""
-    grad_theta = grad / (gamma if gamma.dim() == 0 else gamma.to(grad.dtype).unsqueeze(-1))
+    grad_theta = _divide(grad, gamma)
     if not for_gamma:
         return grad_theta, None
     grad_gamma = -(grad_theta * _finite(theta)).sum(-1) / gamma
     return grad_theta, grad_gamma.sum_to_size(gamma.shape).to(gamma.dtype)
+
+
+def _divide(x: Tensor, gamma: Any) -> Tensor:
+    if isinstance(gamma, np.ndarray) and gamma.ndim == 0:
+        return x if gamma == 1 else x / float(gamma)
+    return x / torch.as_tensor(gamma).to(x.dtype).unsqueeze(-1)
 
 
 def _finite(theta: Tensor) -> Tensor:
@@ -196,9 +218,9 @@ def _operator_setup(ctx, inputs, output):
     ctx.constants = 1
     ctx.set_materialize_grads(False)
     saved = theta, weights, capacity, gamma, *([output[1]] if relaxed else [])
-    ctx.save_for_backward(*saved)
+    _keep(ctx, *saved)
     if forward_ad._current_level >= 0:  # only then: it makes a cycle that would keep the output until it is collected
-        ctx.save_for_forward(*saved)
+        ctx.save_for_forward(*[x for x in saved if isinstance(x, Tensor)])
 
 
 def _recall_setup(ctx, inputs, output):
@@ -208,7 +230,7 @@ def _recall_setup(ctx, inputs, output):
 
 
 def _operator_backward(ctx, grad_value, grad_y):
-    theta, weights, capacity, gamma, *saved = ctx.saved_tensors
+    theta, weights, capacity, gamma, *saved = _kept(ctx)
     problem = weights, capacity, gamma, ctx.regularizer, ctx.exactly
     grad = None
     if grad_value is not None:
@@ -225,13 +247,13 @@ def _operator_backward(ctx, grad_value, grad_y):
 
 
 def _operator_jvp(ctx, theta_tangent, weights_tangent, capacity_tangent, gamma_tangent, *_):
-    theta, weights, capacity, gamma, *saved = ctx.saved_tensors
+    theta, weights, capacity, gamma, *saved = _kept(ctx)
     problem = weights, capacity, gamma, ctx.regularizer, ctx.exactly
     y = saved[0] if saved else operator(theta, *problem, True)[1]
-    scale = gamma.to(theta.dtype).unsqueeze(-1)
-    tangent = torch.zeros_like(theta) if theta_tangent is None else theta_tangent / scale
+    tangent = torch.zeros_like(theta) if theta_tangent is None else _divide(theta_tangent, gamma)
     if gamma_tangent is not None:
-        tangent = tangent - _finite(theta) * gamma_tangent.to(theta.dtype).unsqueeze(-1) / scale**2
+        relative = (gamma_tangent / gamma).to(theta.dtype).unsqueeze(-1)
+        tangent = tangent - _divide(_finite(theta), gamma) * relative
     return (y * tangent).sum(-1).double(), vjp(theta, tangent, *problem)
 
 
@@ -246,13 +268,13 @@ recall = _define("recall", _schema, _operator_fake, _recall_setup, _operator_bac
 
 def _vjp_setup(ctx, inputs, output):
     theta, _, weights, capacity, gamma, ctx.regularizer, ctx.exactly = inputs
-    ctx.save_for_backward(theta, weights, capacity, gamma)
+    _keep(ctx, theta, weights, capacity, gamma)
 
 
 def _vjp_backward(ctx, grad):
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[4]:
         raise _no_derivative("second derivative of relax (the third of value)")
-    theta, *constants = ctx.saved_tensors
+    theta, *constants = _kept(ctx)
     return None, vjp(theta, grad, *constants, ctx.regularizer, ctx.exactly), *[None] * 5
 
 
@@ -267,7 +289,7 @@ def _like_second(theta, y, *_):
 
 
 def _surrogate_backward(ctx, grad):
-    theta, weights, capacity, gamma = ctx.saved_tensors
+    theta, weights, capacity, gamma = _kept(ctx)
     product = vjp(theta, grad.sum(0), weights, capacity, gamma, ctx.regularizer, ctx.exactly)
     grad_theta, grad_gamma = _through_scale(theta, gamma, product, ctx.needs_input_grad[4])
     return grad_theta, None, None, None, grad_gamma, None, None
@@ -301,11 +323,11 @@ def _log_prob_fake(theta, y, *_):
 
 def _log_prob_setup(ctx, inputs, output):
     theta, y, weights, capacity, gamma, ctx.regularizer, ctx.exactly, _ = inputs
-    ctx.save_for_backward(theta, y, output, weights, capacity, gamma)
+    _keep(ctx, theta, y, output, weights, capacity, gamma)
 
 
 def _log_prob_backward(ctx, grad):
-    theta, y, log_prob, weights, capacity, gamma = ctx.saved_tensors
+    theta, y, log_prob, weights, capacity, gamma = _kept(ctx)
     grad = torch.where(torch.isneginf(log_prob), 0.0, grad)
     gradient = log_prob_vjp(theta, y, grad, weights, capacity, gamma, ctx.regularizer, ctx.exactly)
     grad_theta, grad_gamma = _through_scale(theta, gamma, gradient, ctx.needs_input_grad[4])
@@ -332,11 +354,11 @@ def _entropy_fake(theta, *_):
 
 def _entropy_setup(ctx, inputs, output):
     theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly = inputs
-    ctx.save_for_backward(theta, weights, capacity, gamma)
+    _keep(ctx, theta, weights, capacity, gamma)
 
 
 def _entropy_backward(ctx, grad):
-    theta, weights, capacity, gamma = ctx.saved_tensors
+    theta, weights, capacity, gamma = _kept(ctx)
     gradient = entropy_grad(theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly)
     product = grad.unsqueeze(-1) * gradient
     grad_theta, grad_gamma = _through_scale(theta, gamma, product, ctx.needs_input_grad[3])
