@@ -31,7 +31,7 @@ def log_prob(*arguments: Any) -> Tensor:
 
 
 def is_floating(x: Tensor) -> bool:
-    if x.device.type not in ("cpu", "meta"):
+    if not (x.is_cpu or x.is_meta):
         raise NotImplementedError(f"theta is on {x.device}, and knapgrad runs on the CPU only so far; use theta.cpu()")
     return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -65,7 +65,7 @@ def sum_double(x: Tensor) -> Tensor:
 
 
 def as_type(x: Tensor, like: Tensor) -> Tensor:
-    return x.to(like.dtype)
+    return x if x.dtype == like.dtype else x.to(like.dtype)
 
 
 def array(x: Any, like: Tensor) -> Tensor:

@@ -193,7 +193,8 @@ def _through_scale(theta: Tensor, gamma: Tensor, grad: Tensor, for_gamma: bool) 
 
 def _divide(x: Tensor, gamma: Any) -> Tensor:
     if isinstance(gamma, np.ndarray) and gamma.ndim == 0:
-        return x if gamma == 1 else x / float(gamma)
+        number = gamma.item()
+        return x if number == 1 else x / number
     return x / torch.as_tensor(gamma).to(x.dtype).unsqueeze(-1)
 
 
