@@ -59,7 +59,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     >>> kg.value(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
-    backend, gamma, problem = _open(theta, constraint, regularizer)
+    backend, gamma, problem = prepare(theta, constraint, regularizer)
     return backend.as_type(_value(backend, theta, gamma, problem), theta)
 
 
@@ -83,7 +83,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
     array([0., 1., 1.])
     """
-    backend, _, problem = _open(theta, constraint, regularizer)
+    backend, _, problem = prepare(theta, constraint, regularizer)
     _, y = backend.operator(backend.computable(theta), *problem, True)
     return backend.as_type(y, theta)
 
@@ -112,7 +112,7 @@ def sample(
     >>> kg.sample(np.zeros(5), kg.TopK(2), kg.Shannon(), num_samples=3, rng=0).sum(-1)
     array([2., 2., 2.])
     """
-    backend, _, problem = _open(theta, constraint, regularizer)
+    backend, _, problem = prepare(theta, constraint, regularizer)
     if num_samples is not None and (not isinstance(num_samples, (int, np.integer)) or num_samples < 0):
         raise ValueError(f"num_samples must be a non-negative integer or None, got {num_samples!r}")
     scores = backend.computable(theta)
@@ -143,7 +143,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     >>> np.exp(kg.log_prob(np.zeros(4), y, kg.TopK(2), kg.Shannon())).round(6)
     np.float64(0.166667)
     """
-    backend, gamma, problem = _open(theta, constraint, regularizer)
+    backend, gamma, problem = prepare(theta, constraint, regularizer)
     y = backend.array(y, theta)
     if y.shape[max(y.ndim - theta.ndim, 0) :] != theta.shape:
         raise ValueError(
@@ -178,7 +178,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
     >>> kg.entropy(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
-    backend, _, problem = _open(theta, constraint, regularizer)
+    backend, _, problem = prepare(theta, constraint, regularizer)
     result = backend.entropy(backend.double(theta), *problem)
     return backend.as_type(result, theta)
 
@@ -202,7 +202,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     >>> kg.fenchel_young_loss(np.array([5.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0]), kg.TopK(1), kg.Gini())
     array(0.)
     """
-    backend, gamma, problem = _open(theta, constraint, regularizer)
+    backend, gamma, problem = prepare(theta, constraint, regularizer)
     target = backend.array(target, theta)
     if target.shape != theta.shape:
         raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
@@ -232,7 +232,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     >>> kg.divergence(np.array([9.0, 0.0, 0.0]), kg.TopK(1), kg.Gini()).round(3)
     np.float64(0.391)
     """
-    backend, gamma, problem = _open(theta, constraint, regularizer)
+    backend, gamma, problem = prepare(theta, constraint, regularizer)
     prior = backend.array(0.0 if prior is None else prior, theta)
     if not broadcasts(prior.shape, theta.shape):
         raise ValueError(f"prior must broadcast to theta, {tuple(theta.shape)}, got {tuple(prior.shape)}")
@@ -270,7 +270,7 @@ def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
     return backend
 
 
-def _open(
+def prepare(
     theta: Any, constraint: Constraint, regularizer: Regularizer
 ) -> tuple[ModuleType, Any, tuple[Any, Any, Any, str, bool]]:
     """Our module for theta's framework; gamma, a number or an array; and what every operator takes after theta."""

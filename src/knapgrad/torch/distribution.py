@@ -44,7 +44,7 @@ class SubsetDistribution(Distribution):
     def __init__(
         self, theta: Tensor, constraint: Constraint, regularizer: Regularizer, validate_args: bool | None = None
     ) -> None:
-        _, self._gamma, self._problem = ops._open(theta, constraint, regularizer)
+        _, self._gamma, self._problem = ops.prepare(theta, constraint, regularizer)
         self.theta, self.constraint, self.regularizer = theta, constraint, regularizer
         self._table: tuple[Tensor, Tensor, Tensor] | None = None
         super().__init__(theta.shape[:-1], theta.shape[-1:], validate_args)
@@ -170,7 +170,7 @@ class FeasibleSelections(constraints.Constraint):
         self.weights, self.capacity, self.exactly = weights, capacity, exactly
 
     def check(self, value: Tensor) -> Tensor:
-        load = (self.weights * value).sum(-1)
+        load = (self.weights * value.double()).sum(-1)
         within = load == self.capacity if self.exactly else load <= self.capacity
         return ((value == 0) | (value == 1)).all(-1) & within
 
