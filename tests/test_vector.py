@@ -12,7 +12,19 @@ from numba import njit
 
 from knapgrad import regularizers
 from knapgrad.kernels import vector
-from knapgrad.kernels.vector import broadcast, cast, first_lane, lanes, load, store, total, where, zeros
+from knapgrad.kernels.vector import (
+    broadcast,
+    cast,
+    first_lane,
+    item,
+    lanes,
+    load,
+    set_item,
+    store,
+    total,
+    where,
+    zeros,
+)
 from oracles import LONG_IS_LONGER, mp
 
 DTYPES = (np.float32, np.float64)
@@ -328,3 +340,17 @@ def test_rebinding_keeps_the_code(dtype):
     assert isinstance(function, FunctionType)
     assert function.__code__ is regularizers.Gini.prob.__code__
     assert function.__globals__["xp"] is vector
+
+
+def test_single_items_are_read_and_written(dtype):
+    @compiled
+    def reverse(x, out):
+        for i in range(x.size):
+            set_item(out, x.size - 1 - i, item(x, i))
+        set_item(out, 0, 7)
+
+    x, out = values(dtype, 9), np.full(9, np.nan, dtype)
+    reverse(x, out)
+    expected = x[::-1].copy()
+    expected[0] = 7
+    np.testing.assert_array_equal(out, expected)

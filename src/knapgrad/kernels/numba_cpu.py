@@ -30,7 +30,7 @@ from numba.extending import NativeValue, models, overload, register_model, typeo
 
 from knapgrad import regularizers
 from knapgrad.kernels import pool, vector
-from knapgrad.kernels.vector import broadcast, cast, first_lane, lanes, load, store, total, where, zeros
+from knapgrad.kernels.vector import broadcast, cast, first_lane, item, lanes, load, set_item, store, total, where, zeros
 
 INFEASIBLE = -1e300
 LOG2, LOG2_INVERSE = log(2), 1 / log(2)
@@ -557,7 +557,8 @@ def _tangent(regularizer, direction, problem, scratch, begin, end, z, backwards,
 @_kernel
 def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, y):
     """[sample]: the paths of a group step through the items together."""
-    n, stride, bands, states = problem.theta.shape[1], problem.stride, scratch.bands, scratch.states
+    (batch, n), stride, bands, states = problem.theta.shape, problem.stride, scratch.bands, scratch.states
+    flat_uniforms, flat_y = uniforms.reshape(-1), y.reshape(-1)
     for group in range(begin, end):
         first, members, weights, theta, V, Q = _prepare(problem, scratch, group)
         if not filled:
@@ -573,15 +574,16 @@ def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, 
                     weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
                     ceiling = problem.reach if problem.exactly else (bands[i - 1, TOP] if i > 0 else 0)
                     for lane in range(members):
-                        c = states[s * members + lane]
+                        c = item(states, s * members + lane)
+                        at = (s * batch + first + lane) * n + i
                         picked = 0  # an integer: a jump on a random bit would be mispredicted half of the time
                         if c >= weight:
-                            q = Q[row + (c - start) * stride + lane]
-                            picked = np.int64(uniforms[s, first + lane, i] < q)
-                            y[s, first + lane, i] = picked + 0.0 * q  # NaN stays NaN
+                            q = item(Q, row + (c - start) * stride + lane)
+                            picked = np.int64(item(flat_uniforms, at) < q)
+                            set_item(flat_y, at, picked + 0.0 * q)  # NaN stays NaN
                         else:
-                            y[s, first + lane, i] = 0.0
-                        states[s * members + lane] = min(c - weight * picked, ceiling)
+                            set_item(flat_y, at, 0.0)
+                        set_item(states, s * members + lane, min(c - weight * picked, ceiling))
 
 
 @_kernel

@@ -85,6 +85,30 @@ def store(_, array, index, vector):
 
 
 @intrinsic
+def item(_, array, index):
+    """``array[index]`` of one dimension, without the test for a negative index that Numba adds."""
+
+    def emit(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.load(builder.gep(data, [args[1]], inbounds=True))
+
+    return array.dtype(array, types.intp), emit
+
+
+@intrinsic
+def set_item(_, array, index, value):
+    """``array[index] = value``, likewise."""
+
+    def emit(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        value = context.cast(builder, args[2], signature.args[2], array.dtype)
+        builder.store(value, builder.gep(data, [args[1]], inbounds=True))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), emit
+
+
+@intrinsic
 def broadcast(_, scalar, like):
     """The scalar in every lane, with the lanes of ``like`` and the scalar's own type."""
     vector = Vector(scalar, like.lanes)
