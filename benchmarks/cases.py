@@ -1,4 +1,4 @@
-"""The shapes that are measured, and the speedups that were asked for."""
+"""The shapes that are measured, and the speedups that are aimed at."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-REGULARIZERS = ("shannon", "gini", "tsallis")
 
 
 class Target(NamedTuple):
@@ -24,7 +22,7 @@ class Case:
     batch: int
     items: int
     k: int | None = None
-    asked: tuple[Target, ...] | None = None  # in the order of REGULARIZERS
+    target: tuple[Target, ...] | None = None  # for Shannon, Gini and Tsallis
 
     @property
     def name(self) -> str:
@@ -32,11 +30,11 @@ class Case:
 
 
 SPEED = (
-    Case(32, 10, asked=(Target(4, 2), Target(1.2, 1), Target(7, 3.5))),
-    Case(32, 25, asked=(Target(8, 4), Target(2, 1.5), Target(15, 7))),
-    Case(32, 50, asked=(Target(12, 6), Target(4, 2.5), Target(25, 12))),
-    Case(32, 100, asked=(Target(20, 10), Target(6, 4), Target(40, 18))),
-    Case(128, 1000, k=50, asked=(Target(12), Target(3), Target(16))),
+    Case(32, 10, target=(Target(4, 2), Target(1.2, 1), Target(7, 3.5))),
+    Case(32, 25, target=(Target(8, 4), Target(2, 1.5), Target(15, 7))),
+    Case(32, 50, target=(Target(12, 6), Target(4, 2.5), Target(25, 12))),
+    Case(32, 100, target=(Target(20, 10), Target(6, 4), Target(40, 18))),
+    Case(128, 1000, k=50, target=(Target(12), Target(3), Target(16))),
 )
 SAMPLING = (Case(32, 10), Case(32, 100), Case(128, 1000, k=50))
 # From microseconds of work to some tens of milliseconds: where does a second thread begin to pay?

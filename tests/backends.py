@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Tolerance:
-    """DESIGN section 4. ``value`` is relative to the scores, ``vjp`` to the product, ``relax`` is absolute."""
+    """The contract of docs/math.md: ``value`` relative to the scores, ``vjp`` to the product, ``relax`` absolute."""
 
     value: float
     relax: float
@@ -52,6 +52,10 @@ def _read_only(values: np.ndarray) -> np.ndarray:
     return values
 
 
+def _unaligned(values: np.ndarray) -> np.ndarray:
+    return np.frombuffer(bytearray(b"-" + values.tobytes()), dtype=np.float64, offset=1).reshape(values.shape)
+
+
 def _reversed(values: np.ndarray, axis: int) -> np.ndarray:
     return np.flip(np.ascontiguousarray(np.flip(values, axis)), axis)
 
@@ -72,9 +76,7 @@ NUMPY = Backend(
         "reversed items": lambda values: _reversed(values, -1),
         "reversed batch": lambda values: _reversed(values, 0),
         "read-only": _read_only,
-        "unaligned": lambda values: np.frombuffer(b"-" + values.tobytes(), dtype=np.float64, offset=1).reshape(
-            values.shape
-        ),
+        "unaligned": _unaligned,
     },
 )
 

@@ -417,3 +417,37 @@ def test_kl_divergence_between_equal_constraints_that_are_written_differently():
     limits = kg.Knapsack([2, 1, 3, 1, 2], 4), kg.Knapsack(np.array([[2, 1, 3, 1, 2]] * 2), [4, 4])
     p, q = (SubsetDistribution(torch.tensor(THETA), limit, kg.Tsallis()) for limit in limits)
     close(kl_divergence(p, q), np.zeros(2), 1e-12)
+
+
+def test_the_mode_of_shannon_is_the_best_selection_even_if_unlikely_at_every_step():
+    budget = kg.Knapsack([80] + [1] * 80 + [40], 80)
+    theta = torch.tensor([40.5] + [0.0] * 80 + [40.0], dtype=torch.float64)
+    distribution = kg.torch.SubsetDistribution(theta, budget, kg.Shannon())
+    assert torch.equal(distribution.mode, kg.solve(theta, budget))
+
+
+@pytest.mark.parametrize("smoothing", [kg.Shannon(), kg.Gini(), kg.Tsallis()])
+def test_log_prob_of_more_selections_than_the_batch_has(smoothing):
+    theta, values = torch.zeros(1, 4), torch.tensor([[1.0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]])
+    many = kg.torch.SubsetDistribution(theta, kg.TopK(2), smoothing).log_prob(values)
+    each = [kg.torch.SubsetDistribution(theta[0], kg.TopK(2), smoothing).log_prob(value) for value in values]
+    torch.testing.assert_close(many, torch.stack(each))
+
+
+@pytest.mark.parametrize("smoothing", [kg.Shannon(), kg.Gini(), kg.Tsallis()])
+def test_an_update_of_theta_in_place_is_seen(smoothing):
+    theta = torch.zeros(4)
+    distribution = kg.torch.SubsetDistribution(theta, kg.TopK(2), smoothing)
+    before = distribution.mean
+    theta += torch.tensor([0.3, 0.1, 0.0, -0.2])
+    assert not torch.equal(distribution.mean, before)
+    torch.testing.assert_close(distribution.mean, kg.relax(theta, kg.TopK(2), smoothing))
+
+
+def test_a_capacity_without_limit_costs_nothing_in_the_divergence():
+    p, q = (
+        kg.torch.SubsetDistribution(torch.tensor([0.1, 0.2]), kg.Knapsack([2, 3], 2**59), r)
+        for r in (kg.Gini(), kg.Shannon())
+    )
+    near = [kg.torch.SubsetDistribution(x.theta, kg.Knapsack([2, 3], 5), x.regularizer) for x in (p, q)]
+    torch.testing.assert_close(kl_divergence(p, q), kl_divergence(*near))

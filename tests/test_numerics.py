@@ -1,4 +1,4 @@
-"""The numerics contract of DESIGN section 4: near-ties, extremes, NaN and masks."""
+"""The numerics contract of docs/math.md: near-ties, extremes, NaN and masks."""
 
 from __future__ import annotations
 
@@ -199,3 +199,26 @@ def test_a_mask_is_the_same_as_leaving_the_item_out(backend, regularizer, constr
         np.testing.assert_allclose(
             of_whole[kept] if operation == "relax" else of_whole, of_part, rtol=1e-14, atol=1e-15
         )
+
+
+def test_nan_in_an_item_that_has_to_be_picked(backend, regularizer):
+    theta = backend.asarray([[0.5, np.nan], [0.5, 1.0]], "float64")
+    smoothing = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}[regularizer](1.0)
+    y = backend.to_numpy(kg.relax(theta, kg.TopK(2), smoothing))
+    assert np.isnan(y[0]).any()
+    np.testing.assert_array_equal(y[1], 1.0)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e6, 1.6e6, 2e6, 2.8e6, 4e6])
+def test_infeasible_is_noticed_at_any_size_of_the_scores(size, backend, regularizer):
+    smoothing = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}[regularizer](1.0)
+    with pytest.raises(ValueError, match="instance 0"):
+        kg.relax(backend.asarray([size, -np.inf], "float32"), kg.TopK(2), smoothing)
+
+
+def test_divergence_is_not_negative_for_large_scores_in_float32(backend, regularizer):
+    theta = 1e4 * np.random.default_rng(0).normal(size=(50, 20))
+    smoothing = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}[regularizer](1.0)
+    scores = backend.asarray(theta, "float32")
+    divergence = backend.to_numpy(kg.divergence(scores, kg.TopK(5), smoothing, prior=scores))
+    assert np.abs(divergence).max() <= 1e-5

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable
@@ -176,3 +179,18 @@ def test_the_pool_is_used(torch_threads, monkeypatch):
     submitted.clear()
     large_calls()
     assert not submitted
+
+
+def test_a_thread_that_outlives_the_main_one_can_still_call():
+    code = """
+        import threading, time
+        import numpy as np, knapgrad as kg
+        theta, budget = np.zeros((4096, 40), np.float32), kg.Knapsack(np.full(40, 3), 60)
+        kg.relax(theta[:1], budget, kg.Gini())
+        def late():
+            time.sleep(0.5)
+            print(kg.relax(theta, budget, kg.Gini()).shape)
+        threading.Thread(target=late).start()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "(4096, 40)", done.stderr

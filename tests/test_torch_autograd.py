@@ -403,3 +403,21 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_capacity(operation, re
 
 def test_every_regularizer_is_here():
     assert tuple(CLASSES) == REGULARIZERS
+
+
+@pytest.mark.parametrize("y", [[1.0, 1, 0], [1, 1, 1], [1, 0, 1]])
+def test_gradients_of_impossible_selections_of_masked_items(y, regularizer):
+    theta, gamma = torch.tensor([0.0, -torch.inf, 1.0], requires_grad=True), torch.tensor(1.0, requires_grad=True)
+    log_prob = kg.log_prob(theta, torch.tensor(y), kg.TopK(2), CLASSES[regularizer](gamma))
+    log_prob.backward()
+    assert torch.isfinite(theta.grad).all() and torch.isfinite(gamma.grad)
+    if y[1]:
+        assert log_prob == -torch.inf and (theta.grad == 0).all() and gamma.grad == 0
+
+
+def test_a_gamma_that_has_become_negative_raises():
+    gamma = torch.tensor(1.0)
+    smoothing = kg.Gini(gamma)
+    gamma -= 2
+    with pytest.raises(ValueError, match="gamma must be positive"):
+        kg.relax(torch.zeros(3), kg.TopK(1), smoothing)

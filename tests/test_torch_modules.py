@@ -329,3 +329,18 @@ def test_autocast(kind, constraint):
         result = module(theta, target) if kind is kgt.FenchelYoungLoss else (module(theta) * target).sum()
         result.backward()
         assert (half - linear.weight.grad).norm() < 0.1 * linear.weight.grad.norm()
+
+
+def test_a_constraint_given_to_the_call_stands_in():
+    theta, others = scores(3, 4), kg.Knapsack([[1, 2, 3, 4], [4, 3, 2, 1], [1, 1, 1, 1]], [3, 4, 2])
+    layer, draw = kgt.Relax(kg.TopK(2), kg.Gini(0.5)), kgt.Sample(kg.TopK(2), kg.Gini(0.5))
+    assert torch.equal(layer(theta, others), kg.relax(theta, others, kg.Gini(0.5)))
+    loads = (torch.from_numpy(others.weights) * draw(theta, others)).sum(-1)
+    assert (loads <= torch.from_numpy(others.capacity)).all()
+    loss = kgt.FenchelYoungLoss(kg.TopK(2), kg.Gini(0.5), reduction="none")
+    assert torch.equal(loss(theta, theta, others), kg.fenchel_young_loss(theta, theta, others, kg.Gini(0.5)))
+
+
+def test_a_gamma_with_history_is_refused():
+    with pytest.raises(ValueError, match=r"gamma.*log_gamma"):
+        kgt.Relax(kg.TopK(1), kg.Gini(nn.Parameter(torch.tensor(0.0)).exp()))

@@ -11,21 +11,26 @@ NumPy arrays and torch tensors go in and come out. Layers, losses and a distribu
 from importlib import import_module
 from types import ModuleType
 
-from knapgrad.constraints import Knapsack as Knapsack
-from knapgrad.constraints import TopK as TopK
-from knapgrad.ops import divergence as divergence
-from knapgrad.ops import entropy as entropy
-from knapgrad.ops import fenchel_young_loss as fenchel_young_loss
-from knapgrad.ops import log_prob as log_prob
-from knapgrad.ops import relax as relax
-from knapgrad.ops import sample as sample
-from knapgrad.ops import solve as solve
-from knapgrad.ops import value as value
-from knapgrad.regularizers import Gini as Gini
-from knapgrad.regularizers import Shannon as Shannon
-from knapgrad.regularizers import Tsallis as Tsallis
+from knapgrad.constraints import Knapsack, TopK
+from knapgrad.ops import divergence, entropy, fenchel_young_loss, log_prob, relax, sample, solve, value
+from knapgrad.regularizers import Gini, Shannon, Tsallis
 
 __version__ = "0.1.0"
+__all__ = [
+    "Gini",
+    "Knapsack",
+    "Shannon",
+    "TopK",
+    "Tsallis",
+    "divergence",
+    "entropy",
+    "fenchel_young_loss",
+    "log_prob",
+    "relax",
+    "sample",
+    "solve",
+    "value",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

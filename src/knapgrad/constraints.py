@@ -127,7 +127,8 @@ def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 def _check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...], what: str) -> None:
     if not broadcasts(shape, target):
         raise ValueError(
-            f"{name} of shape {tuple(shape)} does not broadcast to {what}, which is {tuple(target)}; reshape it"
+            f"{name} of shape {tuple(shape)} does not broadcast to {what}, which is {tuple(target)}; "
+            "give it one entry in all, or just that shape"
         )
 
 
@@ -138,6 +139,7 @@ def _integers(name: str, value: Any, meaning: str) -> np.ndarray:
     """A non-negative int64 array that nobody else holds, from a list, NumPy, torch or JAX."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
+        value = value.double() if value.is_floating_point() else value  # NumPy does not know bfloat16
     try:
         array = np.asarray(value)
     except Exception as error:
@@ -146,6 +148,10 @@ def _integers(name: str, value: Any, meaning: str) -> np.ndarray:
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype} from {type(value).__name__}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(
+            f"{name} must be finite whole numbers ({meaning}), got {_offender(array, ~np.isfinite(array))}"
+        )
     if array.dtype.kind == "f" and not np.array_equal(array, np.rint(array)):
         raise ValueError(
             f"{name} must be whole numbers ({meaning}), got {_offender(array, array != np.rint(array))}; "

@@ -1,7 +1,7 @@
 """The eight operations: check the arguments, find the framework by theta's type, call the kernels.
 
 Everything here is written once for all frameworks, in terms of the few functions that :mod:`knapgrad.numpy`,
-:mod:`knapgrad.torch.backend` and their like provide. Kernels see theta / gamma only:
+:mod:`knapgrad.torch.backend` and their like provide. Kernels compute functions of theta / gamma:
 ``value(theta; gamma) = gamma value(theta / gamma; 1)`` and ``relax(theta; gamma) = relax(theta / gamma; 1)``.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from knapgrad.constraints import Constraint, broadcasts, check_constraint
-from knapgrad.regularizers import Regularizer, check_regularizer
+from knapgrad.regularizers import Regularizer, check_positive, check_regularizer
 
 Array = TypeVar("Array", bound=Any)  # a NumPy array or a torch tensor
 
@@ -26,7 +26,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     Not differentiable: the result is detached. Of equally good selections it takes one, always the same.
 
     Args:
-        theta: scores (*batch, n); -inf takes an item out.
+        theta: scores (*batch, n); -inf takes an item out. NaN and +inf make the instance NaN.
         constraint: a :class:`TopK` or :class:`Knapsack`.
 
     Returns:
@@ -187,7 +187,8 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     """``value(theta) - <theta, target>``: the Fenchel-Young loss, up to a constant that depends on the target alone.
 
     Convex in theta, with gradient ``relax(theta) - target``: train scores so that the relaxed selection matches
-    observed ones.
+    observed ones. Not a loss for gamma: it grows with it, so a gamma that is learned from it goes to 0. Not checked: a
+    target that is not feasible makes it negative without bound.
 
     Args:
         theta: scores (*batch, n).
@@ -280,11 +281,12 @@ def prepare(
     if isinstance(gamma, float):
         strength = np.asarray(gamma)
     else:
+        check_positive(gamma)  # again: a parameter moves
         strength = gamma = backend.array(gamma, theta)
         if not broadcasts(gamma.shape, theta.shape[:-1]):
             raise ValueError(
                 f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
-                f"{tuple(theta.shape[:-1])}; reshape it"
+                f"{tuple(theta.shape[:-1])}; give it one entry in all, or just that shape"
             )
     return backend, gamma, (*backend.constants(constraint, theta), strength, regularizer.name, constraint.exactly)
 
@@ -297,14 +299,15 @@ def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]
 def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
     """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
     weights, capacity, exactly = backend.array(problem[0], y), backend.array(problem[1], y), problem[-1]
-    load = (weights * y).sum(-1)
+    load, out = (weights * y).sum(-1), scores == -inf
     feasible = (load == capacity) if exactly else (load <= capacity)
-    result = inner(backend, scores, y) / gamma - optimum
+    feasible = feasible & ~(out & (y != 0)).any(-1)
+    result = backend.sum_double(backend.where(out, 0.0, scores) * y) / gamma - optimum
     result = result - backend.detached(backend.where(result > 0, result, 0.0))  # a probability of 1, and rounding
     return backend.where(feasible, result, -inf)
 
 
 def inner(backend: ModuleType, scores: Any, y: Any) -> Any:
     """<scores, y> in float64, where an infinite score of an item that is not picked counts nothing."""
-    y = backend.as_type(y, scores)
+    scores, y = backend.double(scores), backend.double(y)
     return backend.sum_double(backend.where((y == 0) & (abs(scores) == inf), 0.0, scores) * y)

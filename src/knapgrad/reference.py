@@ -1,4 +1,5 @@
-"""The specification: every sweep for one instance, short and slow. The fast kernels are tested against it.
+"""The specification: the sweeps for one instance, short and slow. The fast kernels are tested against it, and against
+enumeration where it is silent: the mode, and the gradient of log_prob.
 
 Arguments: ``theta`` (n,) already divided by gamma, ``weights`` (n,) non-negative integers, ``capacity`` an integer,
     ``regularizer`` a class of :mod:`knapgrad.regularizers`, and ``exactly``: False for a knapsack (total weight at

@@ -9,8 +9,8 @@ prob     the maximising ``q``: the probability of picking
 dprob    the derivative of ``prob``, as a function of ``q``; 0 where the decision is certain
 ======== ==================================================================================
 
-The strength gamma never enters: ``max_{gamma Omega}(x) = gamma max_Omega(x / gamma)``, so the operations divide by it
-first.
+The strength gamma never enters: ``max_{gamma Omega}(x) = gamma max_Omega(x / gamma)``, so kernels divide theta by it as
+they read it.
 
 The functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend runs
 the same code with its own ``xp`` (:func:`rebind`). They branch by ``where``, since ``clip`` and ``minimum`` lose NaN
@@ -30,10 +30,13 @@ xp = np
 
 
 class Regularizer:
-    """A smoothing of strength ``gamma > 0``: a number, or an array or tensor broadcastable to the batch of theta.
+    """A smoothing of strength ``gamma > 0``.
 
     A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`.
-    Gradients flow into a gamma that is a tensor.
+
+    Args:
+        gamma: a number, or an array or tensor broadcastable to the batch of theta. Gradients flow into a tensor. To
+            learn it, keep it positive: ``knapgrad.Gini(log_gamma.exp())`` in each step.
     """
 
     name: ClassVar[str]
@@ -41,7 +44,7 @@ class Regularizer:
     def __init__(self, gamma: Any = 1.0) -> None:
         if isinstance(gamma, (list, tuple)):
             gamma = np.asarray(gamma, dtype=float)
-        _check_positive(gamma)
+        check_positive(gamma)
         self.gamma = float(gamma) if isinstance(gamma, (int, np.number)) else gamma
 
     def __repr__(self) -> str:
@@ -63,6 +66,9 @@ class Regularizer:
 class Shannon(Regularizer):
     """``Omega(q) = gamma sum q log q``: a softmax over all feasible subsets. Dense, smooth, blind to the order of
     items.
+
+    Args:
+        gamma: the strength, see :class:`Regularizer`.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.relax(np.array([2.0, 1.0, 0.0]), kg.TopK(1), kg.Shannon()).round(3)
@@ -87,7 +93,10 @@ class Shannon(Regularizer):
 
 
 class Gini(Regularizer):
-    """``Omega(q) = gamma/2 (sum q^2 - 1)``: sparse; a decision is certain once ``abs(delta) >= gamma``.
+    """``Omega(q) = gamma/2 (sum q^2 - 1)``: sparse; a decision is certain once better by gamma.
+
+    Args:
+        gamma: the strength, see :class:`Regularizer`.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.relax(np.array([2.0, 1.5, 0.0]), kg.TopK(1), kg.Gini())
@@ -113,7 +122,10 @@ class Gini(Regularizer):
 
 
 class Tsallis(Regularizer):
-    """``Omega(q) = 4 gamma/3 (sum q^1.5 - 1)``: between the two; sparse beyond ``abs(delta) >= 2 gamma``, and smooth.
+    """``Omega(q) = 4 gamma/3 (sum q^1.5 - 1)``: between the two; sparse beyond 2 gamma, and smooth.
+
+    Args:
+        gamma: the strength, see :class:`Regularizer`.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.relax(np.array([2.0, 1.0, -2.0]), kg.TopK(1), kg.Tsallis()).round(3)
@@ -168,7 +180,8 @@ REGULARIZERS: dict[str, type[Regularizer]] = {cls.name: cls for cls in (Shannon,
 def check_regularizer(regularizer: Any) -> None:
     if not isinstance(regularizer, Regularizer) or regularizer.name not in REGULARIZERS:
         choices = ", ".join(f"knapgrad.{cls.__name__}(gamma)" for cls in REGULARIZERS.values())
-        raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}")
+        hint = " (a class: call it)" if isinstance(regularizer, type) else ""
+        raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}{hint}")
 
 
 def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., Any]:
@@ -176,7 +189,7 @@ def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., A
     return FunctionType(function.__code__, {"xp": backend}, function.__name__)
 
 
-def _check_positive(gamma: Any) -> None:
+def check_positive(gamma: Any) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.compiler.is_compiling():
         return  # looking at values would break the graph

@@ -217,7 +217,7 @@ def _pack(array, gamma, first, members, stride, width, packed):
     """(members, n), divided by gamma, to (n, width): one instance in each lane, or in all."""
     for lane in range(width):
         b = first + (0 if stride == 1 else min(lane, members - 1))
-        scale = 1.0 / _own(gamma, b)
+        scale = 1.0 / _own(gamma, b) if _own(gamma, b) > 0.0 else np.nan
         for i in range(array.shape[1]):
             packed[i * width + lane] = array[b, i] * scale
 
@@ -347,7 +347,7 @@ def _sums_fit(theta, Q, row):
         largest = largest + where(theta_i < 0.5 * INFEASIBLE, 0.0, vector.abs(theta_i))
     store(row, 0, largest)
     for lane in range(width):  # noqa: SIM110  Numba has no all() of a generator
-        if row[lane] * LOG2_INVERSE > -0.5 * _never(Q):
+        if row[lane] * LOG2_INVERSE > -0.25 * _never(Q):
             return False
     return True
 
@@ -370,7 +370,8 @@ def _choose_fill(regularizer, problem, scratch, first, members, weights, theta, 
         _sums(problem, scratch.bands, weights, theta, M, X, Q)
         for lane in range(members):
             goal = _goal(problem, scratch, first + lane) * problem.stride + lane
-            V[goal] = INFEASIBLE if X[goal] < 0.75 * _never(Q) else np.log(np.float64(M[goal])) + X[goal] * LOG2
+            infeasible = X[goal] < 0.5 * _never(Q) and M[goal] == M[goal]
+            V[goal] = INFEASIBLE if infeasible else np.log(np.float64(M[goal])) + X[goal] * LOG2
 
     return by_sums if regularizer.variant == "shannon" else by_values
 

@@ -6,6 +6,7 @@ from several threads at once, and a forked child just makes new ones. How work i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ import numba
 import numpy as np
 
 _WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
-_KEPT_BYTES = 256 << 20  # a larger scratch is given back after the call
+_KEPT_BYTES = 64 << 20  # a larger scratch is given back after the call
 
 _local = threading.local()
 _pool: ThreadPoolExecutor | None = None
@@ -48,7 +49,9 @@ def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> No
                 return
             work(begin, min(begin + size, groups))
 
-    helpers = [_executor().submit(worker) for _ in range(threads - 1)]
+    helpers = []
+    with contextlib.suppress(RuntimeError):  # no new threads while the interpreter shuts down: this one does it all
+        helpers += [_executor().submit(worker) for _ in range(threads - 1)]
     worker()
     for helper in helpers:
         if not helper.cancel():  # one that never started has nothing left to do

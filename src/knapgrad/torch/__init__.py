@@ -5,7 +5,7 @@ try:
 except ImportError as error:
     raise ImportError("knapgrad.torch needs PyTorch; install it with: pip install 'knapgrad[torch]'") from error
 
-from knapgrad.torch.distribution import SubsetDistribution as SubsetDistribution
-from knapgrad.torch.modules import FenchelYoungLoss as FenchelYoungLoss
-from knapgrad.torch.modules import Relax as Relax
-from knapgrad.torch.modules import Sample as Sample
+from knapgrad.torch.distribution import SubsetDistribution
+from knapgrad.torch.modules import FenchelYoungLoss, Relax, Sample
+
+__all__ = ["FenchelYoungLoss", "Relax", "Sample", "SubsetDistribution"]

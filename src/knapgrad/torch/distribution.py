@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
 from knapgrad import ops
-from knapgrad.constraints import Constraint
+from knapgrad.constraints import Constraint, broadcasts
 from knapgrad.reference import INFEASIBLE
 from knapgrad.regularizers import Regularizer, rebind
 from knapgrad.torch import backend, operators
@@ -22,7 +22,8 @@ class SubsetDistribution(Distribution):
     """Selections under a budget as a :class:`torch.distributions.Distribution` over zeros and ones (n,).
 
     One table, computed in float64 on first use, serves the mean, all samples and all log-probabilities; gradients
-    recompute what they need. Sampling and log-probabilities are exact.
+    recompute what they need. Sampling and log-probabilities are exact. ``kl_divergence`` of two is exact too: at once
+    between two of Shannon's, but by slow sweeps in plain torch, with all rows in memory, where another takes part.
 
     Args:
         theta: scores (*batch, n).
@@ -44,9 +45,12 @@ class SubsetDistribution(Distribution):
     def __init__(
         self, theta: Tensor, constraint: Constraint, regularizer: Regularizer, validate_args: bool | None = None
     ) -> None:
+        if not isinstance(theta, Tensor):
+            raise TypeError(f"theta must be a torch tensor, got {type(theta).__name__}; convert it by torch.as_tensor")
         _, self._gamma, self._problem = ops.prepare(theta, constraint, regularizer)
         self.theta, self.constraint, self.regularizer = theta, constraint, regularizer
         self._table: tuple[Tensor, Tensor, Tensor] | None = None
+        self._versions: list[int] = []
         super().__init__(theta.shape[:-1], theta.shape[-1:], validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> SubsetDistribution:
@@ -55,8 +59,7 @@ class SubsetDistribution(Distribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        weights, capacity = (torch.as_tensor(x, device=self.theta.device) for x in self._problem[:2])
-        return FeasibleSelections(weights, capacity, self.constraint.exactly)
+        return FeasibleSelections(self.constraint, *self._problem[:2])
 
     @property
     def mean(self) -> Tensor:
@@ -72,7 +75,11 @@ class SubsetDistribution(Distribution):
     def mode(self) -> Tensor:
         """The most probable selection (*batch, n); for Shannon :func:`knapgrad.solve`, else it may differ."""
         with torch.no_grad():
-            return operators.mode(self._scores, *self._problem).to(self.theta.dtype)
+            if self.regularizer.name == "shannon":
+                best = operators.solve(self._scores, *self._problem[:2], self.constraint.exactly)
+            else:
+                best = operators.mode(self._scores, *self._problem)
+        return best.to(self.theta.dtype)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Selections (*sample_shape, *batch, n), detached."""
@@ -91,13 +98,17 @@ class SubsetDistribution(Distribution):
         """(*samples, *batch) for selections (*samples, *batch, n), differentiable in theta and gamma."""
         if self._validate_args:
             self._validate_sample(value)
-        value = value.expand(torch.broadcast_shapes(value.shape, self.theta.shape))
+        shape = torch.broadcast_shapes(value.shape, self.theta.shape)
+        batch_shape = shape[len(shape) - self.theta.dim() : -1]
+        if batch_shape != self.batch_shape:  # the value enlarges dimensions of size 1
+            return self.expand(batch_shape).log_prob(value)
+        value = value.expand(shape)
         if self.regularizer.name == "shannon":
             y, optimum = value.double(), self._recalled[0]
             result = ops.gibbs_log_prob(backend, self._scores, y, optimum, self._gamma, self._problem)
         else:
             y = value.double().reshape(prod(value.shape[: value.dim() - self.theta.dim()]), *self.theta.shape)
-            result = operators.log_prob(self._scores, y, *self._problem, self._tabulated[2])
+            result = operators.log_prob(self._scores, y, *self._problem, self._known_table)
         return result.reshape(value.shape[:-1]).to(self.theta.dtype)
 
     def entropy(self) -> Tensor:
@@ -139,24 +150,28 @@ class SubsetDistribution(Distribution):
     @property
     def _tabulated(self) -> tuple[Tensor, Tensor, Tensor]:
         """Value, mean and table, all detached, in float64."""
-        if self._table is None:
+        versions = [x._version for x in (self.theta, self._gamma) if isinstance(x, Tensor) and not x.is_inference()]
+        if self._table is None or versions != self._versions:  # theta may be updated in place
             with torch.no_grad():
-                self._table = operators.tabulate(self._scores, *self._problem)
+                self._table, self._versions = operators.tabulate(self._scores, *self._problem), versions
         return self._table
+
+    @property
+    def _known_table(self) -> Tensor | None:
+        return None if torch.compiler.is_compiling() else self._tabulated[2]  # a trace cannot know its size
 
     @property
     def _recalled(self) -> tuple[Tensor, Tensor]:
         """Value of theta / gamma and mean, differentiable."""
-        if torch.compiler.is_compiling():  # the size of a table is not known to a trace
+        if torch.compiler.is_compiling():
             return operators.operator(self._scores, *self._problem, True)
         return operators.recall(self._scores, *self._tabulated[:2], *self._problem)
 
     def _drawn(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
         sample_shape = torch.Size(sample_shape)
         uniforms = backend.uniforms(generator, (sample_shape.numel(), *self.theta.shape), self._scores)
-        table = None if torch.compiler.is_compiling() else self._tabulated[2]
         with torch.no_grad():
-            drawn = operators.sample(self._scores, uniforms, *self._problem, table)
+            drawn = operators.sample(self._scores, uniforms, *self._problem, self._known_table)
         return drawn.reshape(*sample_shape, *self.theta.shape)
 
 
@@ -166,13 +181,17 @@ class FeasibleSelections(constraints.Constraint):
     is_discrete = True
     event_dim = 1
 
-    def __init__(self, weights: Tensor, capacity: Tensor, exactly: bool) -> None:
-        self.weights, self.capacity, self.exactly = weights, capacity, exactly
+    def __init__(self, constraint: Constraint, weights: Any, capacity: Any) -> None:
+        self.constraint, self.weights, self.capacity = constraint, weights, capacity
 
     def check(self, value: Tensor) -> Tensor:
-        load = (self.weights * value.double()).sum(-1)
-        within = load == self.capacity if self.exactly else load <= self.capacity
+        weights, capacity = (torch.as_tensor(x, device=value.device) for x in (self.weights, self.capacity))
+        load = (weights * value.double()).sum(-1)
+        within = load == capacity if self.constraint.exactly else load <= capacity
         return ((value == 0) | (value == 1)).all(-1) & within
+
+    def __repr__(self) -> str:
+        return f"zeros and ones under {self.constraint}"
 
 
 @register_kl(SubsetDistribution, SubsetDistribution)
@@ -195,8 +214,11 @@ def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
 
 
 def _same(a: Constraint, b: Constraint, n: int) -> bool:
-    weights, capacity = a.weights_of(n) == b.weights_of(n), a.capacity == b.capacity
-    return a.exactly == b.exactly and bool(np.all(weights) and np.all(capacity))
+    def equal(x: np.ndarray, y: np.ndarray) -> bool:
+        fits = broadcasts(x.shape, y.shape) or broadcasts(y.shape, x.shape)
+        return fits and bool(np.all(x == y))
+
+    return a.exactly == b.exactly and equal(a.weights_of(n), b.weights_of(n)) and equal(a.capacity, b.capacity)
 
 
 class _PathDivergence(torch.autograd.Function):
@@ -210,6 +232,8 @@ class _PathDivergence(torch.autograd.Function):
         with torch.enable_grad():
             thetas = theta_p.detach().requires_grad_(), theta_q.detach().requires_grad_()
             weights, capacity = (torch.as_tensor(x, device=theta_p.device) for x in p._problem[:2])
+            if not p.constraint.exactly:
+                capacity = torch.minimum(capacity, weights.sum(-1))
             rows_p, rows_q = (_decisions(theta, x, weights, capacity) for theta, x in zip(thetas, (p, q)))
             divergence = theta_p.new_zeros(theta_p.shape[:-1])
             E = torch.nn.functional.one_hot(

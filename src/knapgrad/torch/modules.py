@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from knapgrad import ops
 from knapgrad.constraints import Constraint, Knapsack, check_constraint
 from knapgrad.regularizers import Regularizer, check_regularizer
-from knapgrad.torch.distribution import SubsetDistribution
+from knapgrad.torch import backend, operators
 
 
 class _Selection(nn.Module):
@@ -22,6 +22,11 @@ class _Selection(nn.Module):
         self.constraint = constraint
         self._kind = type(regularizer)
         gamma = regularizer.gamma
+        if isinstance(gamma, Tensor) and gamma.grad_fn is not None:
+            raise ValueError(
+                "gamma must be a number, an nn.Parameter or a tensor without history in a module; for a gamma that is "
+                "computed, such as log_gamma.exp(), call knapgrad.relax and its like in your own forward"
+            )
         if isinstance(gamma, Tensor) and not isinstance(gamma, nn.Parameter):
             self.register_buffer("gamma", gamma)
         else:
@@ -30,7 +35,7 @@ class _Selection(nn.Module):
 
     @property
     def constraint(self) -> Constraint:
-        """What may be selected. Assign another one to change the budget; the buffers follow."""
+        """What may be selected. To change it assign another one; the buffers are its image in ``state_dict``."""
         return self._constraint
 
     @constraint.setter
@@ -80,13 +85,11 @@ class Relax(_Selection):
         super().__init__(constraint, regularizer)
         self.hard_eval = hard_eval
 
-    def forward(self, theta: Tensor) -> Tensor:
+    def forward(self, theta: Tensor, constraint: Constraint | None = None) -> Tensor:
+        """The selection; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
         if self.hard_eval and not self.training:
-            return ops.solve(theta, self.constraint)
-        return self.soft(theta)
-
-    def soft(self, theta: Tensor) -> Tensor:
-        return ops.relax(theta, self.constraint, self.regularizer)
+            return ops.solve(theta, constraint or self.constraint)
+        return ops.relax(theta, constraint or self.constraint, self.regularizer)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hard_eval={self.hard_eval}"
@@ -108,11 +111,18 @@ class Sample(Relax):
     tensor([2., 2., 2.])
     """
 
-    def forward(self, theta: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(
+        self, theta: Tensor, constraint: Constraint | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """The selection; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
+        constraint = constraint or self.constraint
         if self.hard_eval and not self.training:
-            return ops.solve(theta, self.constraint)
-        distribution = SubsetDistribution(theta, self.constraint, self.regularizer, validate_args=False)
-        return distribution.rsample(generator=generator)
+            return ops.solve(theta, constraint)
+        _, _, problem = ops.prepare(theta, constraint, self.regularizer)
+        scores = backend.computable(theta)
+        with torch.no_grad():
+            drawn = operators.sample(scores, backend.uniforms(generator, (1, *theta.shape), scores), *problem, None)
+        return backend.as_type(operators.surrogate(scores, drawn, *problem)[0], theta)
 
 
 class FenchelYoungLoss(_Selection):
@@ -135,8 +145,9 @@ class FenchelYoungLoss(_Selection):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
         self.reduction = reduction
 
-    def forward(self, theta: Tensor, target: Tensor) -> Tensor:
-        loss = ops.fenchel_young_loss(theta, target, self.constraint, self.regularizer)
+    def forward(self, theta: Tensor, target: Tensor, constraint: Constraint | None = None) -> Tensor:
+        """The loss; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
+        loss = ops.fenchel_young_loss(theta, target, constraint or self.constraint, self.regularizer)
         return loss if self.reduction == "none" else getattr(loss, self.reduction)()
 
     def extra_repr(self) -> str:
