@@ -31,8 +31,8 @@ from numba.extending import NativeValue, models, overload, register_model, typeo
 from knapgrad import regularizers
 from knapgrad.kernels import pool, vector
 from knapgrad.kernels.vector import broadcast, cast, first_lane, item, lanes, load, set_item, store, total, where, zeros
+from knapgrad.reference import INFEASIBLE
 
-INFEASIBLE = -1e300
 LOG2, LOG2_INVERSE = log(2), 1 / log(2)
 
 _inline = njit(forceinline=True, error_model="numpy")
@@ -493,6 +493,7 @@ def _final(problem, scratch, V, instance, lane):
 
 @_function
 def _row_length(problem, width):
+    """With room for the vector that may overhang the last cell, and the one that extends it."""
     return (problem.reach + 1) * problem.stride + 2 * width
 
 
@@ -717,7 +718,7 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
     problem, groups, cells = layout
     theta = problem.theta
     n, width = theta.shape[1], vector.BYTES // theta.itemsize
-    row = (problem.reach + 1) * problem.stride + 2 * width
+    row = _row_length.py_func(problem, width)
     sizes = (samples * width, row + n * width, rows * row + 2 * n * width + tables * cells, cells)
 
     def work(begin: int, end: int) -> None:
