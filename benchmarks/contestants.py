@@ -30,7 +30,7 @@ class Ours:
 
     def __init__(self, problem: Problem, regularizer: str, uniforms: np.ndarray) -> None:
         self.theta, self.z, self.uniforms = problem.theta, problem.z, uniforms
-        self.constraint = (problem.weights, problem.capacity, regularizer, problem.exactly)
+        self.constraint = (problem.weights, problem.capacity, np.ones(1), regularizer, problem.exactly)
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
         return numba_cpu.operator(self.theta, *self.constraint)

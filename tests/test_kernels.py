@@ -36,6 +36,9 @@ def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+UNIT = np.ones(1)
+
+
 @dataclass(frozen=True)
 class Batch:
     """Arguments for a kernel: unit gamma, theta (batch, n)."""
@@ -46,7 +49,7 @@ class Batch:
     exactly: bool
 
     def constants(self, regularizer: str) -> tuple[Any, ...]:
-        return self.weights, self.capacity, regularizer, self.exactly
+        return self.weights, self.capacity, UNIT, regularizer, self.exactly
 
     def unshared(self) -> Batch:
         """The same instances, each with weights of its own: the kernels then put capacities in the lanes."""
@@ -87,10 +90,11 @@ def check_against_reference(batch: Batch, regularizer: str, dtype: str) -> None:
     uniforms = rng.random((2, *batch.theta.shape)).astype(dtype) * 0.999
     value, y = numba_cpu.operator(batch.theta, *batch.constants(regularizer))
     product = numba_cpu.vjp(batch.theta, z, *batch.constants(regularizer))
-    entropy, entropy_slope = numba_cpu.entropy(batch.theta, *batch.constants(regularizer), True)
+    entropy = numba_cpu.entropy(batch.theta, *batch.constants(regularizer))
+    entropy_slope = numba_cpu.entropy_grad(batch.theta, *batch.constants(regularizer))
     drawn = numba_cpu.sample(batch.theta, uniforms, *batch.constants(regularizer))
     hard = numba_cpu.solve(batch.theta, batch.weights, batch.capacity, batch.exactly)
-    log_prob, _ = numba_cpu.log_prob(
+    log_prob = numba_cpu.log_prob(
         batch.theta.astype(np.float64), drawn.astype(np.float64), *batch.constants(regularizer)
     )
     assert value.dtype == np.float64 and y.dtype == product.dtype == drawn.dtype == hard.dtype == batch.theta.dtype
@@ -151,7 +155,7 @@ def test_capacities_of_all_sizes_in_one_group(regularizer):
         weights = rng.integers(0, 7, (1, 23))
         capacity = np.array([0, 200, 1, 5, 16, 15, 60, 31, 10**12, 2, 0, 33, 17, 45, 3, 69, 8, 8, 68], dtype=np.int64)
         theta = rng.standard_normal((len(capacity), 23)).astype(dtype)
-        value, y = numba_cpu.operator(theta, weights, capacity, regularizer, False)
+        value, y = numba_cpu.operator(theta, weights, capacity, UNIT, regularizer, False)
         total = int(weights.sum())
         small = Batch(theta, weights, np.minimum(capacity, total + 3), False)
         same_value, same_y = numba_cpu.operator(small.theta, *small.constants(regularizer))
@@ -175,11 +179,11 @@ def test_the_two_lane_layouts_agree(size, n, regularizer, constraint):
         assert_relative(products[0], products[1], tolerance.vjp)
         drawn = [numba_cpu.sample(b.theta, uniforms, *b.constants(regularizer)) for b in (one, other)]
         np.testing.assert_array_equal(*drawn)
-        entropies = [numba_cpu.entropy(b.theta, *b.constants(regularizer))[0] for b in (one, other)]
+        entropies = [numba_cpu.entropy(b.theta, *b.constants(regularizer)) for b in (one, other)]
         assert_relative(entropies[0], entropies[1], tolerance.value)
         hard = [numba_cpu.solve(b.theta, b.weights, b.capacity, b.exactly) for b in (one, other)]
         np.testing.assert_array_equal(*hard)
-        log_probs = [numba_cpu.log_prob(b.theta, drawn[0], *b.constants(regularizer))[0] for b in (one, other)]
+        log_probs = [numba_cpu.log_prob(b.theta, drawn[0], *b.constants(regularizer)) for b in (one, other)]
         assert_relative(log_probs[0], log_probs[1], tolerance.log_prob)
 
 
@@ -190,8 +194,8 @@ def test_a_table_too_large_for_instances_in_the_lanes(regularizer):
     weights += rng.integers(0, 900, (1, n))
     theta = rng.standard_normal((20, n)).astype(np.float32)
     capacity = np.array([int(weights.sum()) // 2])
-    few = numba_cpu.operator(theta[:2], weights, capacity, regularizer, False)
-    many = numba_cpu.operator(theta, weights, capacity, regularizer, False)
+    few = numba_cpu.operator(theta[:2], weights, capacity, UNIT, regularizer, False)
+    many = numba_cpu.operator(theta, weights, capacity, UNIT, regularizer, False)
     assert_relative(many[0][:2], few[0], TOLERANCES["float32"].value)
     assert_relative(many[1][:2], few[1], TOLERANCES["float32"].relax, 1.0)
     expected = reference.operator(theta[1].astype(float), weights[0], int(capacity[0]), CLASSES[regularizer], False)
@@ -225,7 +229,7 @@ def test_vjp_against_differences_of_the_enumeration(dtype, regularizer, constrai
     z = rng.standard_normal(theta.shape).astype(dtype)
     weights = np.ones(problem.n, np.int64) if problem.exactly else np.asarray(problem.weights, np.int64)
     capacity = np.asarray(problem.capacity, np.int64)
-    product = numba_cpu.vjp(theta.astype(dtype), z, weights, capacity, regularizer, problem.exactly)
+    product = numba_cpu.vjp(theta.astype(dtype), z, weights, capacity, UNIT, regularizer, problem.exactly)
     for one, actual, direction in zip(problem.truths(regularizer), problem.flat(product), problem.flat(z)):
         expected = one.vjp(direction)
         assert_relative(actual, expected, TOLERANCES[dtype].vjp, np.abs(direction).max(initial=0.0) / 10)
@@ -278,12 +282,12 @@ def test_log_prob_gradient_against_differences(regularizer, constraint):
     cotangent = rng.standard_normal((3, 17))
     step = 1e-6
     for one in (batch, batch.unshared()):
-        _, gradient = numba_cpu.log_prob(one.theta, y, *one.constants(regularizer), cotangent)
+        gradient = numba_cpu.log_prob_vjp(one.theta, y, cotangent, *one.constants(regularizer))
         for i in range(9):
             shift = np.zeros(9)
             shift[i] = step
-            up, _ = numba_cpu.log_prob(one.theta + shift, y, *one.constants(regularizer))
-            down, _ = numba_cpu.log_prob(one.theta - shift, y, *one.constants(regularizer))
+            up = numba_cpu.log_prob(one.theta + shift, y, *one.constants(regularizer))
+            down = numba_cpu.log_prob(one.theta - shift, y, *one.constants(regularizer))
             slope = (cotangent * (up - down) / (2 * step)).sum(axis=0)
             np.testing.assert_allclose(gradient[:, i], slope, rtol=1e-5, atol=1e-5)
 
@@ -301,8 +305,8 @@ def test_a_kept_table_gives_the_same_samples_and_log_probs(size, regularizer, co
         np.testing.assert_array_equal(
             numba_cpu.sample(batch.theta, uniforms, *batch.constants(regularizer), table=table), drawn
         )
-        log_prob, _ = numba_cpu.log_prob(batch.theta, drawn, *batch.constants(regularizer))
-        kept, _ = numba_cpu.log_prob(batch.theta, drawn, *batch.constants(regularizer), table=table)
+        log_prob = numba_cpu.log_prob(batch.theta, drawn, *batch.constants(regularizer))
+        kept = numba_cpu.log_prob(batch.theta, drawn, *batch.constants(regularizer), table=table)
         assert_relative(kept, log_prob, TOLERANCES[dtype].log_prob)
 
 
@@ -315,7 +319,7 @@ def test_the_ends_of_the_uniform_numbers_give_feasible_selections(u, regularizer
     for y, (_, weights, capacity) in zip(drawn[0], batch.instances(), strict=True):
         assert weights @ y == capacity if batch.exactly else weights @ y <= capacity
     assert (drawn[..., ::3] == 0).all()
-    assert (numba_cpu.log_prob(batch.theta, drawn, *batch.constants(regularizer))[0] > -np.inf).all()
+    assert (numba_cpu.log_prob(batch.theta, drawn, *batch.constants(regularizer)) > -np.inf).all()
 
 
 def test_the_reference_knows_every_regularizer():

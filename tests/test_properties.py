@@ -280,6 +280,7 @@ def test_jacobian_is_symmetric_and_positive(regularizer, constraint, data):
         np.eye(n),
         np.ascontiguousarray(weights[None]).astype(np.int64),
         np.array([capacity], dtype=np.int64),
+        np.ones(1),
         regularizer,
         problem.exactly,
     )

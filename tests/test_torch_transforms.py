@@ -81,7 +81,7 @@ def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
 
 def complete(name: str, tensors: dict[str, Tensor], constraint: str, regularizer: str) -> tuple[Any, ...]:
     """All arguments in the order of the schema."""
-    rest = {"regularizer": regularizer, "exactly": constraint == "top-k", "relaxed": True, "table": None}
+    rest = {"regularizer": regularizer, "exactly": constraint == "top-k", "reach": 9, "relaxed": True, "table": None}
     schema = getattr(torch.ops.knapgrad, name).default._schema
     return tuple(tensors[a.name] if a.name in tensors else rest[a.name] for a in schema.arguments)
 

@@ -15,13 +15,16 @@ class Constraint(ABC):
         exactly: True if a selection must have just that weight, False if at most.
         capacity: int64 array, broadcastable to the batch of theta.
         max_capacity: its largest entry, a plain number that is known without looking at a device.
+        reach: the largest capacity that matters, since no more than all items can be picked.
     """
 
     exactly: ClassVar[bool]
+    reach: int
 
     def __init__(self, capacity: np.ndarray) -> None:
         self.capacity = capacity
-        self.max_capacity = int(capacity.max()) if capacity.size else 0
+        self.max_capacity = self.reach = int(capacity.max()) if capacity.size else 0
+        self.copies: dict[Any, Any] = {}  # of weights and capacity, where a framework wants them on a device
 
     @abstractmethod
     def weights_of(self, n: int) -> np.ndarray:
@@ -89,6 +92,8 @@ class Knapsack(Constraint):
             raise ValueError(
                 "weights must have one entry an item, got a single number; for equal weights use np.full(n, weight)"
             )
+        if self.weights.size:
+            self.reach = int(min(self.max_capacity, self.weights.sum(-1, dtype=np.float64).max()))
 
     def weights_of(self, n: int) -> np.ndarray:
         return self.weights

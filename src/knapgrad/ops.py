@@ -37,7 +37,8 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     array([0., 1., 1.])
     """
     backend = _backend_of(theta, constraint)
-    y = backend.solve(backend.computable(theta), *backend.constants(constraint, theta), constraint.exactly)
+    constants = backend.constants(constraint, theta)
+    y = backend.solve(backend.computable(theta), *constants, constraint.exactly, constraint.reach)
     return backend.as_type(y, theta)
 
 
@@ -273,7 +274,7 @@ def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
 
 def prepare(
     theta: Any, constraint: Constraint, regularizer: Regularizer
-) -> tuple[ModuleType, Any, tuple[Any, Any, Any, str, bool]]:
+) -> tuple[ModuleType, Any, tuple[Any, Any, Any, str, bool, int]]:
     """Our module for theta's framework; gamma, a number or an array; and what every operator takes after theta."""
     backend = _backend_of(theta, constraint)
     check_regularizer(regularizer)
@@ -288,7 +289,8 @@ def prepare(
                 f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
                 f"{tuple(theta.shape[:-1])}; give it one entry in all, or just that shape"
             )
-    return backend, gamma, (*backend.constants(constraint, theta), strength, regularizer.name, constraint.exactly)
+    constants = backend.constants(constraint, theta)
+    return backend, gamma, (*constants, strength, regularizer.name, constraint.exactly, constraint.reach)
 
 
 def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
@@ -298,7 +300,7 @@ def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]
 
 def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
     """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
-    weights, capacity, exactly = backend.array(problem[0], y), backend.array(problem[1], y), problem[-1]
+    weights, capacity, exactly = backend.array(problem[0], y), backend.array(problem[1], y), problem[4]
     load, out = (weights * y).sum(-1), scores == -inf
     feasible = (load == capacity) if exactly else (load <= capacity)
     feasible = feasible & ~(out & (y != 0)).any(-1)

@@ -50,6 +50,11 @@ class Regularizer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(gamma={self.gamma})"
 
+    @classmethod
+    def functions(cls) -> tuple[Callable[..., Any], ...]:
+        """``value``, ``prob`` and ``dprob``."""
+        return cls.value, cls.prob, cls.dprob
+
     @staticmethod
     def value(delta):
         raise NotImplementedError
@@ -186,7 +191,10 @@ def check_regularizer(regularizer: Any) -> None:
 
 def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., Any]:
     """The same code object with another module under the name ``xp``."""
-    return FunctionType(function.__code__, {"xp": backend}, function.__name__)
+    names = {"xp": backend, "tl": getattr(backend, "tl", None)}  # Triton's interpreter looks for tl among the globals
+    rebound = FunctionType(function.__code__, names, function.__name__)
+    rebound.__module__, rebound.__qualname__ = function.__module__, function.__qualname__
+    return rebound
 
 
 def check_positive(gamma: Any) -> None:

@@ -675,9 +675,8 @@ def _mode(regularizer, problem, scratch, begin, end, value, y):
 
 
 # What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity and gamma to the batch.
-# All are functions of theta / gamma, which is formed in float64: rounded to float32 it would move near-ties.
-
-UNIT = np.ones(1)
+# All are functions of theta / gamma, which is formed in float64: rounded to float32 it would move near-ties. The
+# largest capacity that matters, ``reach``, is for kernels that cannot look at their arguments; here it is measured.
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
@@ -738,7 +737,7 @@ def _check_feasible(value: np.ndarray, exactly: bool) -> None:
         )
 
 
-def operator(theta, weights, capacity, regularizer, exactly, relaxed=True, gamma=UNIT):
+def operator(theta, weights, capacity, gamma, regularizer, exactly, reach=None, relaxed=True):
     """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
     layout = _layout(theta, weights, capacity, gamma, exactly)
     value, y = _outputs(layout)
@@ -747,7 +746,7 @@ def operator(theta, weights, capacity, regularizer, exactly, relaxed=True, gamma
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape)
 
 
-def tabulate(theta, weights, capacity, regularizer, exactly, gamma=UNIT):
+def tabulate(theta, weights, capacity, gamma, regularizer, exactly, reach=None):
     """The same, and the table Q of every group, for sample and log_prob with the same arguments."""
     layout = _layout(theta, weights, capacity, gamma, exactly)
     (value, y), table = _outputs(layout), np.empty(layout[1:], theta.dtype)
@@ -756,14 +755,19 @@ def tabulate(theta, weights, capacity, regularizer, exactly, gamma=UNIT):
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table
 
 
-def vjp(theta, z, weights, capacity, regularizer, exactly, gamma=UNIT):
+def vjp(theta, z, weights, capacity, gamma, regularizer, exactly, reach=None):
     """The symmetric Jacobian of the relaxed selection, times z (*batch, n)."""
     return _tangent_of("linear", theta, z, weights, capacity, gamma, regularizer, exactly, True, 2.5)[1]
 
 
-def entropy(theta, weights, capacity, regularizer, exactly, backwards=False, gamma=UNIT):
-    """The Shannon entropy (*batch,) of the distribution over selections and, backwards, its gradient (*batch, n)."""
-    return _tangent_of("entropy", theta, theta, weights, capacity, gamma, regularizer, exactly, backwards, 5.0)
+def entropy(theta, weights, capacity, gamma, regularizer, exactly, reach=None):
+    """The Shannon entropy (*batch,) of the distribution over selections."""
+    return _tangent_of("entropy", theta, theta, weights, capacity, gamma, regularizer, exactly, False, 5.0)[0]
+
+
+def entropy_grad(theta, weights, capacity, gamma, regularizer, exactly, reach=None):
+    """Its gradient (*batch, n)."""
+    return _tangent_of("entropy", theta, theta, weights, capacity, gamma, regularizer, exactly, True, 5.0)[1]
 
 
 def _tangent_of(direction, theta, z, weights, capacity, gamma, regularizer, exactly, backwards, weight):
@@ -776,7 +780,7 @@ def _tangent_of(direction, theta, z, weights, capacity, gamma, regularizer, exac
     return tangent.reshape(theta.shape[:-1]), product.reshape(theta.shape)
 
 
-def sample(theta, uniforms, weights, capacity, regularizer, exactly, table=None, gamma=UNIT):
+def sample(theta, uniforms, weights, capacity, gamma, regularizer, exactly, reach=None, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     layout, samples = _layout(theta, weights, capacity, gamma, exactly), uniforms.shape[0]
     flat = _ready(uniforms, samples, *layout[0].theta.shape)
@@ -787,12 +791,13 @@ def sample(theta, uniforms, weights, capacity, regularizer, exactly, table=None,
     return y.reshape(uniforms.shape)
 
 
-def solve(theta, weights, capacity, exactly):
+def solve(theta, weights, capacity, exactly, reach=None):
     """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
-    return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), weights, capacity, "hard", exactly)[0]
+    uniforms = np.full((1, *theta.shape), 0.5, theta.dtype)
+    return sample(theta, uniforms, weights, capacity, np.ones(1), "hard", exactly)[0]
 
 
-def mode(theta, weights, capacity, regularizer, exactly, gamma=UNIT):
+def mode(theta, weights, capacity, gamma, regularizer, exactly, reach=None):
     """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
     layout = _layout(theta, weights, capacity, gamma, exactly)
     value, y = _outputs(layout)
@@ -801,9 +806,18 @@ def mode(theta, weights, capacity, regularizer, exactly, gamma=UNIT):
     return y.reshape(theta.shape)
 
 
-def log_prob(theta, y, weights, capacity, regularizer, exactly, cotangent=None, table=None, gamma=UNIT):
-    """Log-probabilities (samples, *batch) of selections y (samples, *batch, n), and the gradient (*batch, n) of their
-    sum weighted by a cotangent (samples, *batch), which must be 0 for selections of probability 0."""
+def log_prob(theta, y, weights, capacity, gamma, regularizer, exactly, reach=None, table=None):
+    """Log-probabilities (samples, *batch) of selections y (samples, *batch, n)."""
+    return _log_prob_of(theta, y, None, weights, capacity, gamma, regularizer, exactly, table)[0]
+
+
+def log_prob_vjp(theta, y, cotangent, weights, capacity, gamma, regularizer, exactly, reach=None):
+    """The gradient (*batch, n) of the sum of the log-probabilities weighted by a cotangent (samples, *batch), which
+    must be 0 for selections of probability 0."""
+    return _log_prob_of(theta, y, cotangent, weights, capacity, gamma, regularizer, exactly, None)[1]
+
+
+def _log_prob_of(theta, y, cotangent, weights, capacity, gamma, regularizer, exactly, table):
     layout, samples, backwards = _layout(theta, weights, capacity, gamma, exactly), y.shape[0], cotangent is not None
     value, gradient = _outputs(layout)
     value[:] = 0.0

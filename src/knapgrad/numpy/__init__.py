@@ -7,34 +7,11 @@ from typing import Any
 import numpy as np
 
 from knapgrad.constraints import Constraint
-from knapgrad.kernels import numba_cpu
-from knapgrad.kernels.numba_cpu import solve
+from knapgrad.kernels.numba_cpu import entropy, log_prob, operator, sample, solve
 
-__all__ = ["solve"]
+__all__ = ["entropy", "log_prob", "operator", "sample", "solve"]
 
 where, broadcast_to = np.where, np.broadcast_to
-
-
-def operator(
-    theta: np.ndarray, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool, relaxed: bool
-) -> Any:
-    return numba_cpu.operator(theta, weights, capacity, name, exactly, relaxed, gamma)
-
-
-def sample(
-    theta: np.ndarray, uniforms: Any, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool
-) -> np.ndarray:
-    return numba_cpu.sample(theta, uniforms, weights, capacity, name, exactly, gamma=gamma)
-
-
-def log_prob(
-    theta: np.ndarray, y: Any, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool
-) -> np.ndarray:
-    return numba_cpu.log_prob(theta, y, weights, capacity, name, exactly, gamma=gamma)[0]
-
-
-def entropy(theta: np.ndarray, weights: Any, capacity: Any, gamma: Any, name: str, exactly: bool) -> np.ndarray:
-    return numba_cpu.entropy(theta, weights, capacity, name, exactly, gamma=gamma)[0]
 
 
 def is_floating(x: np.ndarray) -> bool:

@@ -31,8 +31,8 @@ def log_prob(*arguments: Any) -> Tensor:
 
 
 def is_floating(x: Tensor) -> bool:
-    if not (x.is_cpu or x.is_meta):
-        raise NotImplementedError(f"theta is on {x.device}, and knapgrad runs on the CPU only so far; use theta.cpu()")
+    if not (x.is_cpu or x.is_cuda or x.is_meta):
+        raise NotImplementedError(f"theta is on {x.device}, and knapgrad runs on CPU and CUDA devices; use theta.cpu()")
     return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -74,8 +74,18 @@ def array(x: Any, like: Tensor) -> Tensor:
 
 
 def constants(constraint: Constraint, like: Tensor) -> tuple[Any, Any]:
-    """Weights and capacity for operators on a tensor (*batch, n)."""
-    return constraint.weights_of(like.shape[-1]), constraint.capacity
+    """Weights and capacity for operators on a tensor (*batch, n). On a device they are kept with the constraint:
+    copying them there in every call would make the device wait."""
+    weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
+    if not like.is_cuda:
+        return weights, capacity
+    key = like.device.index, like.shape[-1]
+    if key not in constraint.copies:
+        copies = [torch.as_tensor(x).to(like.device, non_blocking=True) for x in (weights, capacity)]
+        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+            return copies[0], copies[1]  # which belong to the graph that is being made
+        constraint.copies[key] = copies
+    return constraint.copies[key]
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class SubsetDistribution(Distribution):
         """The most probable selection (*batch, n); for Shannon :func:`knapgrad.solve`, else it may differ."""
         with torch.no_grad():
             if self.regularizer.name == "shannon":
-                best = operators.solve(self._scores, *self._problem[:2], self.constraint.exactly)
+                best = operators.solve(self._scores, *self._problem[:2], self.constraint.exactly, self.constraint.reach)
             else:
                 best = operators.mode(self._scores, *self._problem)
         return best.to(self.theta.dtype)

@@ -8,6 +8,7 @@ a table: backward sweeps recompute. Constants may be NumPy arrays: they become t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,13 @@ from torch.autograd import forward_ad
 
 from knapgrad.kernels import numba_cpu
 
-_PROBLEM = "Tensor weights, Tensor capacity, Tensor gamma, str regularizer, bool exactly"
+_PROBLEM = "Tensor weights, Tensor capacity, Tensor gamma, str regularizer, bool exactly, int reach"
 _library = torch.library.Library("knapgrad", "DEF")
 
-# Operator -> its CPU kernel, on NumPy arrays.
-_cpu: Any = numba_cpu
-_KERNELS: dict[str, Callable[..., Any]] = {
-    "operator": lambda theta, w, c, gamma, r, e, relaxed: _cpu.operator(theta, w, c, r, e, relaxed, gamma),
-    "tabulate": lambda theta, w, c, gamma, r, e: _cpu.tabulate(theta, w, c, r, e, gamma),
-    "recall": lambda theta, value, y, *_: (value.copy(), y.copy()),
-    "vjp": lambda theta, z, w, c, gamma, r, e: _cpu.vjp(theta, z, w, c, r, e, gamma),
-    "surrogate": lambda theta, y, *_: y.copy(),
-    "sample": lambda theta, u, w, c, gamma, r, e, table: _cpu.sample(theta, u, w, c, r, e, table, gamma),
-    "mode": lambda theta, w, c, gamma, r, e: _cpu.mode(theta, w, c, r, e, gamma),
-    "solve": _cpu.solve,
-    "log_prob": lambda theta, y, w, c, gamma, r, e, table: _cpu.log_prob(theta, y, w, c, r, e, None, table, gamma)[0],
-    "log_prob_vjp": lambda theta, y, z, w, c, gamma, r, e: _cpu.log_prob(theta, y, w, c, r, e, z, None, gamma)[1],
-    "entropy": lambda theta, w, c, gamma, r, e: _cpu.entropy(theta, w, c, r, e, False, gamma)[0],
-    "entropy_grad": lambda theta, w, c, gamma, r, e: _cpu.entropy(theta, w, c, r, e, True, gamma)[1],
+# Operators that only hand on what was computed before; the others are named like their kernels.
+_COPIES: dict[str, Callable[..., Any]] = {
+    "recall": lambda theta, value, y, *_: (value.clone(), y.clone()),
+    "surrogate": lambda theta, y, *_: y.clone(memory_format=torch.contiguous_format),
 }
 
 # Operator -> the position of its weights; capacity and gamma follow, and what each instance has its own of precedes.
@@ -61,8 +51,9 @@ def _define(
     """
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
-    on_cpu = _on_cpu(_KERNELS[name])
-    torch.library.impl(qualified, "CPU", on_cpu, lib=_library)
+    kernels = {"CPU": _COPIES.get(name) or _on_cpu(name), "CUDA": _COPIES.get(name) or _on_cuda(name)}
+    for device, kernel in kernels.items():
+        torch.library.impl(qualified, device, kernel, lib=_library)
     torch.library.register_fake(qualified, fake, lib=_library)
     operator = getattr(torch.ops.knapgrad, name).default
     torch.library.register_vmap(qualified, _vmap_rule(name, operator), lib=_library)
@@ -71,8 +62,9 @@ def _define(
     torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
 
     def below_autograd(*arguments: Any) -> Any:
-        if _nobody_listens(arguments):
-            return on_cpu(*arguments)
+        device = _plain_device(arguments)
+        if device:
+            return kernels[device](*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*_tensors(arguments))
 
@@ -114,15 +106,20 @@ def _kept(ctx: Any) -> list[Any]:
     return [next(tensors) if x is None else x for x in ctx.kept]
 
 
-def _nobody_listens(arguments: tuple[Any, ...]) -> bool:
-    """Whether the dispatcher, which takes as long as a small kernel, would only find the CPU kernel."""
+def _plain_device(arguments: tuple[Any, ...]) -> str | None:
+    """The device whose kernel is all that the dispatcher, which takes as long as a small kernel, would find."""
+    if torch._C._len_torch_dispatch_stack() > 0 or arguments[0].device.type not in ("cpu", "cuda"):
+        return None
+    plain = _plain_keys("cpu"), _plain_keys(arguments[0].device.type)
     for x in arguments:
-        if isinstance(x, Tensor) and torch._C._dispatch_keys(x) != _PLAIN:
-            return False
-    return torch._C._len_torch_dispatch_stack() == 0
+        if isinstance(x, Tensor) and torch._C._dispatch_keys(x) not in plain:
+            return None
+    return "CUDA" if arguments[0].is_cuda else "CPU"
 
 
-_PLAIN = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
+@cache
+def _plain_keys(device: str) -> Any:
+    return torch._C._dispatch_keys(torch.empty(0, device=device))
 
 
 def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.autograd.Function]:
@@ -130,9 +127,9 @@ def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.aut
     return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
 
 
-def _on_cpu(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _on_cpu(name: str) -> Callable[..., Any]:
     def implementation(*arguments: Any) -> Any:
-        results = kernel(*[_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments])
+        results = getattr(numba_cpu, name)(*[_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments])
         if isinstance(results, tuple):
             return tuple(torch.from_numpy(x) for x in results)
         return torch.from_numpy(results)
@@ -144,6 +141,21 @@ def _as_numpy(x: Tensor) -> Any:
     if x.requires_grad:
         x = x.detach()
     return x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy()  # of a gamma; NumPy does not know the type
+
+
+def _on_cuda(name: str) -> Callable[..., Any]:
+    def implementation(*arguments: Any) -> Any:
+        try:
+            from knapgrad.kernels import triton_cuda
+        except ImportError as error:
+            raise ImportError(
+                f"theta is on {arguments[0].device}, and knapgrad's GPU kernels need Triton ({error}); it comes with "
+                "torch's CUDA builds for Linux: install one of those, or `pip install triton` (on Windows "
+                "`triton-windows`), or use theta.cpu()"
+            ) from error
+        return getattr(triton_cuda, name)(*_tensors(arguments))
+
+    return implementation
 
 
 def _vmap_rule(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +207,10 @@ def _divide(x: Tensor, gamma: Any) -> Tensor:
     if isinstance(gamma, np.ndarray) and gamma.ndim == 0:
         number = gamma.item()
         return x if number == 1 else x / number
-    return x / torch.as_tensor(gamma).to(x.dtype).unsqueeze(-1)
+    gamma = torch.as_tensor(gamma)
+    if gamma.dim() == 0:
+        return x / gamma.to(x.dtype)  # a number on the CPU may divide a tensor on any device
+    return x / gamma.to(x.dtype).unsqueeze(-1)
 
 
 def _finite(theta: Tensor) -> Tensor:
@@ -215,7 +230,7 @@ def _operator_fake(theta, *_):
 
 
 def _operator_setup(ctx, inputs, output):
-    theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly, relaxed = inputs
+    theta, weights, capacity, gamma, *ctx.choices, relaxed = inputs
     ctx.constants = 1
     ctx.set_materialize_grads(False)
     saved = theta, weights, capacity, gamma, *([output[1]] if relaxed else [])
@@ -232,7 +247,7 @@ def _recall_setup(ctx, inputs, output):
 
 def _operator_backward(ctx, grad_value, grad_y):
     theta, weights, capacity, gamma, *saved = _kept(ctx)
-    problem = weights, capacity, gamma, ctx.regularizer, ctx.exactly
+    problem = weights, capacity, gamma, *ctx.choices
     grad = None
     if grad_value is not None:
         y = saved[0] if saved else operator(theta, *problem, True)[1]
@@ -240,7 +255,7 @@ def _operator_backward(ctx, grad_value, grad_y):
     if grad_y is not None:
         product = vjp(theta, grad_y, *problem)
         grad = product if grad is None else grad + product
-    rest = [None] * (ctx.constants + 5)
+    rest = [None] * (ctx.constants + 6)
     if grad is None:
         return None, *rest
     grad_theta, rest[ctx.constants + 1] = _through_scale(theta, gamma, grad, ctx.needs_input_grad[ctx.constants + 2])
@@ -249,7 +264,7 @@ def _operator_backward(ctx, grad_value, grad_y):
 
 def _operator_jvp(ctx, theta_tangent, weights_tangent, capacity_tangent, gamma_tangent, *_):
     theta, weights, capacity, gamma, *saved = _kept(ctx)
-    problem = weights, capacity, gamma, ctx.regularizer, ctx.exactly
+    problem = weights, capacity, gamma, *ctx.choices
     y = saved[0] if saved else operator(theta, *problem, True)[1]
     tangent = torch.zeros_like(theta) if theta_tangent is None else _divide(theta_tangent, gamma)
     if gamma_tangent is not None:
@@ -268,7 +283,7 @@ recall = _define("recall", _schema, _operator_fake, _recall_setup, _operator_bac
 
 
 def _vjp_setup(ctx, inputs, output):
-    theta, _, weights, capacity, gamma, ctx.regularizer, ctx.exactly = inputs
+    theta, _, weights, capacity, gamma, *ctx.choices = inputs
     _keep(ctx, theta, weights, capacity, gamma)
 
 
@@ -276,7 +291,7 @@ def _vjp_backward(ctx, grad):
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[4]:
         raise _no_derivative("second derivative of relax (the third of value)")
     theta, *constants = _kept(ctx)
-    return None, vjp(theta, grad, *constants, ctx.regularizer, ctx.exactly), *[None] * 5
+    return None, vjp(theta, grad, *constants, *ctx.choices), *[None] * 6
 
 
 vjp = _define("vjp", f"(Tensor theta, Tensor z, {_PROBLEM}) -> Tensor", _like_theta, _vjp_setup, _vjp_backward)
@@ -291,9 +306,9 @@ def _like_second(theta, y, *_):
 
 def _surrogate_backward(ctx, grad):
     theta, weights, capacity, gamma = _kept(ctx)
-    product = vjp(theta, grad.sum(0), weights, capacity, gamma, ctx.regularizer, ctx.exactly)
+    product = vjp(theta, grad.sum(0), weights, capacity, gamma, *ctx.choices)
     grad_theta, grad_gamma = _through_scale(theta, gamma, product, ctx.needs_input_grad[4])
-    return grad_theta, None, None, None, grad_gamma, None, None
+    return grad_theta, None, None, None, grad_gamma, None, None, None
 
 
 _schema = f"(Tensor theta, Tensor y, {_PROBLEM}) -> Tensor"
@@ -311,7 +326,9 @@ def _tabulate_fake(theta, *_):
 
 sample = _define("sample", f"(Tensor theta, Tensor uniforms, {_PROBLEM}, Tensor? table) -> Tensor", _like_second)
 mode = _define("mode", f"(Tensor theta, {_PROBLEM}) -> Tensor", _like_theta)
-solve = _define("solve", "(Tensor theta, Tensor weights, Tensor capacity, bool exactly) -> Tensor", _like_theta)
+solve = _define(
+    "solve", "(Tensor theta, Tensor weights, Tensor capacity, bool exactly, int reach) -> Tensor", _like_theta
+)
 tabulate = _define("tabulate", f"(Tensor theta, {_PROBLEM}) -> (Tensor, Tensor, Tensor)", _tabulate_fake)
 
 
@@ -323,16 +340,16 @@ def _log_prob_fake(theta, y, *_):
 
 
 def _log_prob_setup(ctx, inputs, output):
-    theta, y, weights, capacity, gamma, ctx.regularizer, ctx.exactly, _ = inputs
+    theta, y, weights, capacity, gamma, *ctx.choices, _ = inputs
     _keep(ctx, theta, y, output, weights, capacity, gamma)
 
 
 def _log_prob_backward(ctx, grad):
     theta, y, log_prob, weights, capacity, gamma = _kept(ctx)
     grad = torch.where(torch.isneginf(log_prob), 0.0, grad)
-    gradient = log_prob_vjp(theta, y, grad, weights, capacity, gamma, ctx.regularizer, ctx.exactly)
+    gradient = log_prob_vjp(theta, y, grad, weights, capacity, gamma, *ctx.choices)
     grad_theta, grad_gamma = _through_scale(theta, gamma, gradient, ctx.needs_input_grad[4])
-    return grad_theta, None, None, None, grad_gamma, None, None, None
+    return grad_theta, None, None, None, grad_gamma, None, None, None, None
 
 
 def _raises(what: str) -> Callable[..., Any]:
@@ -354,16 +371,16 @@ def _entropy_fake(theta, *_):
 
 
 def _entropy_setup(ctx, inputs, output):
-    theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly = inputs
+    theta, weights, capacity, gamma, *ctx.choices = inputs
     _keep(ctx, theta, weights, capacity, gamma)
 
 
 def _entropy_backward(ctx, grad):
     theta, weights, capacity, gamma = _kept(ctx)
-    gradient = entropy_grad(theta, weights, capacity, gamma, ctx.regularizer, ctx.exactly)
+    gradient = entropy_grad(theta, weights, capacity, gamma, *ctx.choices)
     product = grad.unsqueeze(-1) * gradient
     grad_theta, grad_gamma = _through_scale(theta, gamma, product, ctx.needs_input_grad[3])
-    return grad_theta, None, None, grad_gamma, None, None
+    return grad_theta, None, None, grad_gamma, None, None, None
 
 
 _schema = f"(Tensor theta, {_PROBLEM}) -> Tensor"
