@@ -26,6 +26,9 @@ class Constraint(ABC):
         self.max_capacity = self.reach = int(capacity.max()) if capacity.size else 0
         self.copies: dict[Any, Any] = {}  # of weights and capacity, where a framework wants them on a device
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"copies": {}}  # a pickle may be read where there is no such device
+
     @abstractmethod
     def weights_of(self, n: int) -> np.ndarray:
         """The weights as int64, (..., n), broadcastable to theta."""

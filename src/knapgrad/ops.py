@@ -145,7 +145,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     np.float64(0.166667)
     """
     backend, gamma, problem = prepare(theta, constraint, regularizer)
-    y = backend.array(y, theta)
+    y = backend.array(y, theta, "y")
     if y.shape[max(y.ndim - theta.ndim, 0) :] != theta.shape:
         raise ValueError(
             f"y must have the shape of theta, {tuple(theta.shape)}, or that with samples in front; got {tuple(y.shape)}"
@@ -205,7 +205,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     array(0.)
     """
     backend, gamma, problem = prepare(theta, constraint, regularizer)
-    target = backend.array(target, theta)
+    target = backend.array(target, theta, "target")
     if target.shape != theta.shape:
         raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
     loss = _value(backend, theta, gamma, problem) - inner(backend, backend.computable(theta), target)
@@ -235,7 +235,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     np.float64(0.391)
     """
     backend, gamma, problem = prepare(theta, constraint, regularizer)
-    prior = backend.array(0.0 if prior is None else prior, theta)
+    prior = backend.array(0.0 if prior is None else prior, theta, "prior")
     if not broadcasts(prior.shape, theta.shape):
         raise ValueError(f"prior must broadcast to theta, {tuple(theta.shape)}, got {tuple(prior.shape)}")
     prior = backend.as_type(backend.broadcast_to(prior, theta.shape), theta)
@@ -283,7 +283,7 @@ def prepare(
         strength = np.asarray(gamma)
     else:
         check_positive(gamma)  # again: a parameter moves
-        strength = gamma = backend.array(gamma, theta)
+        strength = gamma = backend.array(gamma, theta, "gamma")
         if not broadcasts(gamma.shape, theta.shape[:-1]):
             raise ValueError(
                 f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
@@ -300,7 +300,8 @@ def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]
 
 def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
     """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
-    weights, capacity, exactly = backend.array(problem[0], y), backend.array(problem[1], y), problem[4]
+    weights, capacity = backend.array(problem[0], y, "weights"), backend.array(problem[1], y, "capacity")
+    exactly = problem[4]
     load, out = (weights * y).sum(-1), scores == -inf
     feasible = (load == capacity) if exactly else (load <= capacity)
     feasible = feasible & ~(out & (y != 0)).any(-1)

@@ -50,7 +50,7 @@ def as_type(x: Any, like: np.ndarray) -> np.ndarray:
     return np.asarray(x, like.dtype)
 
 
-def array(x: Any, like: np.ndarray) -> np.ndarray:
+def array(x: Any, like: np.ndarray, name: str) -> np.ndarray:
     """Numbers of any origin as an array beside ``like``."""
     return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
 

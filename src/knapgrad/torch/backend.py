@@ -68,24 +68,31 @@ def as_type(x: Tensor, like: Tensor) -> Tensor:
     return x if x.dtype == like.dtype else x.to(like.dtype)
 
 
-def array(x: Any, like: Tensor) -> Tensor:
+def array(x: Any, like: Tensor, name: str) -> Tensor:
     """Numbers of any origin as a tensor beside ``like``."""
-    return x if isinstance(x, Tensor) else torch.as_tensor(x, device=like.device)
+    if not isinstance(x, Tensor):
+        return torch.as_tensor(x, device=like.device)
+    if x.device != like.device and x.dim() > 0:
+        raise ValueError(f"{name} is on {x.device} and theta on {like.device}: use {name}.to(theta.device)")
+    return x
 
 
 def constants(constraint: Constraint, like: Tensor) -> tuple[Any, Any]:
     """Weights and capacity for operators on a tensor (*batch, n). On a device they are kept with the constraint:
-    copying them there in every call would make the device wait."""
+    copying them there in every call would make it wait."""
     weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
     if not like.is_cuda:
         return weights, capacity
-    key = like.device.index, like.shape[-1]
-    if key not in constraint.copies:
-        copies = [torch.as_tensor(x).to(like.device, non_blocking=True) for x in (weights, capacity)]
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
-            return copies[0], copies[1]  # which belong to the graph that is being made
-        constraint.copies[key] = copies
-    return constraint.copies[key]
+    kept = constraint.copies.get(like.device.index)
+    if kept is None or kept[0].shape != weights.shape:  # top-k goes with any number of items
+        kept = _sent(weights, like.device), _sent(capacity, like.device)
+        if not (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()):
+            constraint.copies[like.device.index] = kept  # else they belong to the graph that is being made
+    return kept
+
+
+def _sent(x: Any, device: torch.device) -> Tensor:
+    return torch.as_tensor(x).to(device, non_blocking=True)
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -94,5 +101,9 @@ def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
         raise TypeError(
             f"rng must be a torch.Generator or None for torch tensors, got {type(rng).__name__}; "
             "for a seed use torch.Generator(theta.device).manual_seed(seed)"
+        )
+    if rng is not None and rng.device.type != like.device.type:
+        raise ValueError(
+            f"rng is a generator on {rng.device} and theta is on {like.device}; use torch.Generator(theta.device)"
         )
     return torch.rand(shape, generator=rng, dtype=like.dtype, device=like.device)

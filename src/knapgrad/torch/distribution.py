@@ -139,8 +139,7 @@ class SubsetDistribution(Distribution):
     def _scaled(self) -> Tensor:
         """theta / gamma, with a finite derivative by gamma where theta is -inf."""
         out = torch.isneginf(self.theta)
-        gamma = self._gamma.unsqueeze(-1) if isinstance(self._gamma, Tensor) else self._gamma
-        return torch.where(out, -inf, torch.where(out, 0.0, self._scores) / gamma)
+        return torch.where(out, -inf, operators._divide(torch.where(out, 0.0, self._scores), self._gamma))
 
     @property
     def _scores(self) -> Tensor:
@@ -272,8 +271,7 @@ class _Once(torch.autograd.Function):
 def _decisions(theta: Tensor, x: SubsetDistribution, weights: Tensor, capacity: Tensor) -> list[Tensor]:
     """Q[i] (*batch, C + 1) for every item, with first derivatives that do not trip over the kinks of abs at ties."""
     value, prob, dprob = (rebind(getattr(type(x.regularizer), name), torch) for name in ("value", "prob", "dprob"))
-    width = int(capacity.max()) + 1 if capacity.numel() else 1
-    V = theta.new_zeros((*theta.shape[:-1], width))
+    V = theta.new_zeros((*theta.shape[:-1], x.constraint.reach + 1))
     if x.constraint.exactly:
         V[..., 1:] = INFEASIBLE
     rows = []

@@ -200,17 +200,19 @@ def _through_scale(theta: Tensor, gamma: Tensor, grad: Tensor, for_gamma: bool) 
     if not for_gamma:
         return grad_theta, None
     grad_gamma = -(grad_theta * _finite(theta)).sum(-1) / gamma
-    return grad_theta, grad_gamma.sum_to_size(gamma.shape).to(gamma.dtype)
+    return grad_theta, grad_gamma.sum_to_size(gamma.shape).to(gamma)
 
 
 def _divide(x: Tensor, gamma: Any) -> Tensor:
-    if isinstance(gamma, np.ndarray) and gamma.ndim == 0:
-        number = gamma.item()
+    if not isinstance(gamma, Tensor) and np.ndim(gamma) == 0:
+        number = float(gamma)
         return x if number == 1 else x / number
-    gamma = torch.as_tensor(gamma)
-    if gamma.dim() == 0:
-        return x / gamma.to(x.dtype)  # a number on the CPU may divide a tensor on any device
-    return x / gamma.to(x.dtype).unsqueeze(-1)
+    return x / _per_item(torch.as_tensor(gamma).to(x.dtype))
+
+
+def _per_item(gamma: Tensor) -> Tensor:
+    """Broadcastable to theta. A number stays one: on the CPU it goes with tensors on any device."""
+    return gamma.unsqueeze(-1) if gamma.dim() else gamma
 
 
 def _finite(theta: Tensor) -> Tensor:
@@ -268,7 +270,7 @@ def _operator_jvp(ctx, theta_tangent, weights_tangent, capacity_tangent, gamma_t
     y = saved[0] if saved else operator(theta, *problem, True)[1]
     tangent = torch.zeros_like(theta) if theta_tangent is None else _divide(theta_tangent, gamma)
     if gamma_tangent is not None:
-        relative = (gamma_tangent / gamma).to(theta.dtype).unsqueeze(-1)
+        relative = _per_item((gamma_tangent / gamma).to(theta.dtype))
         tangent = tangent - _divide(_finite(theta), gamma) * relative
     return (y * tangent).sum(-1).double(), vjp(theta, tangent, *problem)
 
