@@ -23,10 +23,18 @@ class Case:
     items: int
     k: int | None = None
     target: tuple[Target, ...] | None = None  # for Shannon, Gini and Tsallis
+    lightest: int = 3
+    heaviest: int = 8
+    capacity: int | None = None  # half of the total weight
+    bound: tuple[float, float] | None = None  # milliseconds on an H200: value and relax, and with the VJP
 
     @property
     def name(self) -> str:
         return f"knapsack n={self.items}" if self.k is None else f"top-{self.k} of n={self.items}"
+
+    @property
+    def shape(self) -> str:
+        return f"{self.batch}x{self.items}" + ("" if self.k is None else f" k={self.k}")
 
 
 SPEED = (
@@ -45,6 +53,19 @@ THREADS = (
 OVERHEAD = Case(32, 10)
 MEMORY = (Case(512, 100), Case(512, 200))
 
+GPU = (
+    Case(32, 100, bound=(0.065, 0.15)),
+    Case(1024, 100, bound=(0.22, 0.50)),
+    Case(8192, 100, bound=(1.3, 3.0)),
+    Case(4096, 20, lightest=1, heaviest=5, capacity=40, bound=(0.030, 0.065)),
+    Case(128, 1000, k=50, bound=(0.40, 0.95)),
+    Case(1024, 1000, k=100, bound=(0.90, 2.0)),
+    Case(16, 500, lightest=1, heaviest=39, capacity=5000, bound=(2.0, 4.5)),
+)
+GPU_OVERHEAD = Case(4, 10)
+GPU_MEMORY = Case(8192, 100)
+GPU_SAMPLING = Case(1024, 100)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -62,13 +83,13 @@ class Problem:
 
 
 def make(case: Case, seed: int = 0) -> Problem:
-    """Scores are standard normal in units of gamma; weights are uniform in 3..8, the capacity is half of their sum."""
+    """Scores are standard normal in units of gamma; weights are uniform in lightest..heaviest."""
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal((case.batch, case.items)).astype(np.float32)
     z = rng.standard_normal((case.batch, case.items)).astype(np.float32)
     if case.k is None:
-        weights = rng.integers(3, 9, case.items)
-        capacity = int(weights.sum()) // 2
+        weights = rng.integers(case.lightest, case.heaviest + 1, case.items)
+        capacity = int(weights.sum()) // 2 if case.capacity is None else case.capacity
     else:
         weights = np.ones(case.items, dtype=np.int64)
         capacity = case.k

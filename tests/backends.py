@@ -33,10 +33,11 @@ TOLERANCES = {
 class Backend:
     name: str
     available: bool
+    reason: str  # why it is not
     dtypes: tuple[str, ...]
     asarray: Callable[[Any, str], Any]  # values, name of the dtype -> the framework's array
     to_numpy: Callable[[Any], np.ndarray]  # -> float64, exactly
-    describe: Callable[[Any], tuple[type, str]]  # -> its type and the name of its dtype
+    describe: Callable[[Any], tuple[type, str]]  # -> its type, and its dtype and device in words
     generators: dict[str, Callable[[int], Any]]  # what may be given as rng, from a seed
     seed_global: Callable[[int], Any]
     layouts: dict[str, Callable[[np.ndarray], Any]] = field(default_factory=dict)  # float64 values in unusual memory
@@ -63,6 +64,7 @@ def _reversed(values: np.ndarray, axis: int) -> np.ndarray:
 NUMPY = Backend(
     name="numpy",
     available=True,
+    reason="",
     dtypes=("float16", "float32", "float64"),
     asarray=lambda values, dtype: np.asarray(values, dtype=dtype),
     to_numpy=lambda array: np.asarray(array, dtype=np.float64),
@@ -81,39 +83,53 @@ NUMPY = Backend(
 )
 
 
-def _torch_backend() -> Backend:
+def _torch_backend(name: str, device: str) -> Backend:
     import torch
 
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(values, dtype=np.float64)).to(device)
+
     def transposed(values: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(values.copy())
-        return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+        return tensor(values).transpose(0, -1).contiguous().transpose(0, -1)
 
     return Backend(
-        name="torch",
+        name=name,
         available=True,
+        reason="",
         dtypes=("float16", "bfloat16", "float32", "float64"),
-        asarray=lambda values, dtype: torch.from_numpy(np.array(values, dtype=np.float64)).to(getattr(torch, dtype)),
-        to_numpy=lambda tensor: tensor.detach().to(torch.float64).numpy(),
-        describe=lambda tensor: (type(tensor), str(tensor.dtype).removeprefix("torch.")),
-        generators={"torch.Generator": lambda seed: torch.Generator().manual_seed(seed)},
+        asarray=lambda values, dtype: tensor(values).to(getattr(torch, dtype)),
+        to_numpy=lambda tensor: tensor.detach().to(torch.float64).cpu().numpy(),
+        describe=lambda tensor: (type(tensor), f"{tensor.dtype} on {tensor.device}"),
+        generators={"torch.Generator": lambda seed: torch.Generator(device).manual_seed(seed)},
         seed_global=torch.manual_seed,
         layouts={
             "transposed": transposed,
-            "strided items": lambda values: torch.from_numpy(np.repeat(values, 2, axis=-1))[..., ::2],
-            "strided batch": lambda values: torch.from_numpy(np.repeat(values, 3, axis=0))[::3],
-            "with an offset": lambda values: torch.from_numpy(np.concatenate([values[:1], values]))[1:],
+            "strided items": lambda values: tensor(np.repeat(values, 2, axis=-1))[..., ::2],
+            "strided batch": lambda values: tensor(np.repeat(values, 3, axis=0))[::3],
+            "with an offset": lambda values: tensor(np.concatenate([values[:1], values]))[1:],
         },
     )
 
 
-def _missing(name: str) -> Backend:
+def _missing(name: str, reason: str) -> Backend:
     def refuse(*_: Any) -> Any:
-        raise RuntimeError(f"{name} is not installed")
+        raise RuntimeError(f"{name}: {reason}")
 
-    return Backend(name, False, (), refuse, refuse, refuse, {}, refuse)
+    return Backend(name, False, reason, (), refuse, refuse, refuse, {}, refuse)
+
+
+def _torch_on(name: str, device: str) -> Backend:
+    if not importlib.util.find_spec("torch"):
+        return _missing(name, "torch is not installed")
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return _missing(name, "no GPU")
+    return _torch_backend(name, device)
 
 
 BACKENDS: dict[str, Backend] = {
     "numpy": NUMPY,
-    "torch": _torch_backend() if importlib.util.find_spec("torch") else _missing("torch"),
+    "torch": _torch_on("torch", "cpu"),
+    "cuda": _torch_on("cuda", "cuda"),
 }

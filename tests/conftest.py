@@ -1,13 +1,27 @@
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from backends import BACKENDS, Backend
-from instances import CONSTRAINTS
-from oracles import REGULARIZERS
+
+def _interpret_triton() -> None:
+    """Without a GPU its kernels run in Triton's interpreter, which must be asked for before Triton is imported."""
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("triton"):
+        import torch
+
+        if not torch.cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"
+
+
+_interpret_triton()
+
+from backends import BACKENDS, Backend  # noqa: E402
+from instances import CONSTRAINTS  # noqa: E402
+from oracles import REGULARIZERS  # noqa: E402
 
 settings.register_profile(
     "knapgrad",
@@ -23,7 +37,7 @@ settings.load_profile("knapgrad")
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS.keys())
 def backend(request: pytest.FixtureRequest) -> Backend:
     if not request.param.available:
-        pytest.skip(f"{request.param.name} is not installed")
+        pytest.skip(request.param.reason)
     return request.param
 
 

@@ -307,7 +307,7 @@ def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, gamma
     feasible = feasible & ~(out & (y != 0)).any(-1)
     result = backend.sum_double(backend.where(out, 0.0, scores) * y) / gamma - optimum
     result = result - backend.detached(backend.where(result > 0, result, 0.0))  # a probability of 1, and rounding
-    return backend.where(feasible, result, -inf)
+    return backend.where(feasible, result, 0.0 * optimum - inf)  # NaN where the optimum is
 
 
 def inner(backend: ModuleType, scores: Any, y: Any) -> Any:

@@ -81,11 +81,8 @@ class _Plan(NamedTuple):
     warps: int
     width: int  # of a row in memory
     programs: int
+    narrow: bool  # rows in registers
     later: bool  # sums over the threads of several warps at the end
-
-    @property
-    def narrow(self) -> bool:
-        return self.width == self.block
 
 
 def _shared(n: int, reach: int) -> bool:
@@ -102,7 +99,7 @@ def _plan(batch: int, n: int, reach: int, tables: int, itemsize: int, device: to
     """As measured on an H200: two dozen warps a multiprocessor, as long as the scratch is not too large."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
-    narrow = reach < (4 * _NARROW if few else _NARROW)
+    narrow = reach < (4 * _NARROW if few else _NARROW) and not _shared(n, reach)
     width = max(triton.next_power_of_2(reach + 1), 32) if narrow else _whole_lines(reach + 1)
     fit = max(_SCRATCH // max(tables * n * width * itemsize, 1), 1)
     if narrow:
@@ -112,7 +109,7 @@ def _plan(batch: int, n: int, reach: int, tables: int, itemsize: int, device: to
         warps = min(enough, max(triton.next_power_of_2(width) // 128, 1), 32)
         block = 32 * warps * (2 if warps <= 2 else 1)
     programs = min(batch, multiprocessors * max(24 // warps, 1), fit)
-    return _Plan(block, warps, width, programs, few and warps > 1)
+    return _Plan(block, warps, width, programs, narrow, few and warps > 1)
 
 
 def _on(device: torch.device) -> Any:
@@ -238,7 +235,7 @@ def entropy_grad(theta, weights, capacity, gamma, regularizer, exactly, reach):
 def sample(theta, uniforms, weights, capacity, gamma, regularizer, exactly, reach, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     problem = _flat(theta, weights, capacity, gamma, regularizer, exactly, reach)
-    flat = uniforms.to(theta.dtype).reshape(-1, *problem.theta.shape).contiguous()
+    flat = uniforms.to(theta.dtype).reshape(len(uniforms), *problem.theta.shape).contiguous()
     return _draw(problem, flat, table).reshape(uniforms.shape)
 
 
@@ -274,7 +271,7 @@ def _walk(kernel: Any, problem: _Problem, arguments: tuple[Tensor, ...], table: 
     if samples == 0 or batch == 0 or n == 0:
         return
     if table is None and _shared(n, problem.reach):
-        group = max(_ITEM_SCRATCH // (problem.theta.itemsize * n * problem.reach), 1)
+        group = max(_ITEM_SCRATCH // (problem.theta.itemsize * n * _whole_lines(problem.reach + 1)), 1)
         for k in range(0, batch, group):
             part = problem.part(k, k + group)
             table = _sweep_by_item(part, part.theta, "none", False, True)[3]
@@ -299,7 +296,7 @@ def _walk(kernel: Any, problem: _Problem, arguments: tuple[Tensor, ...], table: 
 def log_prob(theta, y, weights, capacity, gamma, regularizer, exactly, reach, table=None):
     """Log-probabilities (samples, *batch) of selections y (samples, *batch, n)."""
     problem = _flat(theta, weights, capacity, gamma, regularizer, exactly, reach)
-    flat = y.to(theta.dtype).reshape(-1, *problem.theta.shape).contiguous()
+    flat = y.to(theta.dtype).reshape(len(y), *problem.theta.shape).contiguous()
     result = theta.new_zeros(flat.shape[:2])
     _walk(triton_kernels.log_prob_kernel, problem, (flat, result, result, result), table, BACKWARDS=False)
     return result.reshape(y.shape[:-1])
@@ -309,7 +306,7 @@ def log_prob_vjp(theta, y, cotangent, weights, capacity, gamma, regularizer, exa
     """The gradient (*batch, n) of the sum of the log-probabilities weighted by a cotangent (samples, *batch), which
     must be 0 for selections of probability 0."""
     problem = _flat(theta, weights, capacity, gamma, regularizer, exactly, reach)
-    flat = y.to(theta.dtype).reshape(-1, *problem.theta.shape).contiguous()
+    flat = y.to(theta.dtype).reshape(len(y), *problem.theta.shape).contiguous()
     cotangent = cotangent.to(theta.dtype).reshape(flat.shape[:2]).contiguous()
     gradient = theta.new_zeros(1, *problem.theta.shape)
     _walk(triton_kernels.log_prob_kernel, problem, (flat, cotangent, cotangent, gradient), None, BACKWARDS=True)

@@ -70,6 +70,8 @@ def as_type(x: Tensor, like: Tensor) -> Tensor:
 
 def array(x: Any, like: Tensor, name: str) -> Tensor:
     """Numbers of any origin as a tensor beside ``like``."""
+    if isinstance(x, (int, float)):
+        return like.new_full((), x)  # without a copy that the device would have to wait for
     if not isinstance(x, Tensor):
         return torch.as_tensor(x, device=like.device)
     if x.device != like.device and x.dim() > 0:
