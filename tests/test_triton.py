@@ -349,7 +349,7 @@ def test_one_program_for_all_instances(operation, rows, limits):
     call = Call(problem_of("knapsack", batch=3, n=3), "tsallis", "float64")
     call.y = call.sample()
     apart = RESULTS[operation](call)
-    limits(_SCRATCH=1)
+    limits(_SCRATCH=(1, 1))
     assert triton_cuda._plan(3, 3, 9, 1, 8, torch.device(DEVICE)).programs == 1
     assert torch.equal(RESULTS[operation](call), apart)
 

@@ -22,7 +22,7 @@ from knapgrad.kernels import triton_kernels
 
 LARGEST_ROW = 1 << 15  # capacities that one program works on
 _NARROW = 128  # capacities that fit into registers
-_SCRATCH = 320 << 20  # bytes of tables, as long as that is enough for one program
+_SCRATCH = 320 << 20, 2 << 30  # bytes of tables; more, up to the second, only for 8 programs a multiprocessor
 _ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 
 
@@ -101,7 +101,8 @@ def _plan(batch: int, n: int, reach: int, tables: int, itemsize: int, device: to
     few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
     narrow = reach < (4 * _NARROW if few else _NARROW) and not _shared(n, reach)
     width = max(triton.next_power_of_2(reach + 1), 32) if narrow else _whole_lines(reach + 1)
-    fit = max(_SCRATCH // max(tables * n * width * itemsize, 1), 1)
+    usual, most = (room // max(tables * n * width * itemsize, 1) for room in _SCRATCH)
+    fit = max(usual, min(most, 8 * multiprocessors), 1)
     if narrow:
         block, warps = width, max(width // 64, 2 if few else 1)
     else:
@@ -196,7 +197,8 @@ def _sweep_by_item(problem: _Problem, z: Tensor, direction: str, relaxed: bool, 
                 triton_kernels.collect_item_kernel[(tiles, batch)](
                     prefix, goal, y, above, rows, tables, *sizes, i, i - first, **options
                 )
-    return value, tangent, y.sum(-1), tables.reshape(batch, -1)
+    y = y.sum(-1) if direction != "none" else y.sum(-1).clamp(max=1)
+    return value, tangent, y, tables.reshape(batch, -1)
 
 
 def operator(theta, weights, capacity, gamma, regularizer, exactly, reach, relaxed=True):

@@ -188,23 +188,32 @@ def _collect_narrow(weights, y, C, goal, n, Q, R, DIRECTION: tl.constexpr, LATER
         if LATER:
             tl.store(Q + c, change)
         else:
-            tl.store(y + i, tl.sum(change))  # [y] or [Hz]
+            tl.store(y + i, _total(change, 0, DIRECTION))
         E = E - picked + tl.where(inside, tl.gather(picked, up, 0), 0.0)  # [E]
         w = next_w
         Q -= BLOCK
         R -= BLOCK
     if LATER:
-        _add_up(y, n, Q + BLOCK, BLOCK, BLOCK)
+        _add_up(y, n, Q + BLOCK, BLOCK, DIRECTION, BLOCK)
 
 
 @triton.jit
-def _add_up(y, n, parts, width, BLOCK: tl.constexpr):
+def _total(x, axis: tl.constexpr, DIRECTION: tl.constexpr):
+    """[y], which rounding must not carry beyond 1, or [Hz]."""
+    total = tl.sum(x, axis=axis)
+    if DIRECTION == "none":
+        total = tl.where(total > 1.0, 1.0, total)
+    return total
+
+
+@triton.jit
+def _add_up(y, n, parts, width, DIRECTION: tl.constexpr, BLOCK: tl.constexpr):
     """Sums over threads of several warps are expensive: put off to the end, they were left in the used-up rows of Q."""
     tl.debug_barrier()
     for start in range(0, n, 16):
         i = start + tl.arange(0, 16)
         at = i[:, None] * width + tl.arange(0, BLOCK)[None, :]
-        tl.store(y + i, tl.sum(tl.load(parts + at, (i < n)[:, None], 0.0), axis=1), mask=i < n)
+        tl.store(y + i, _total(tl.load(parts + at, (i < n)[:, None], 0.0), 1, DIRECTION), mask=i < n)
     tl.debug_barrier()
 
 
@@ -297,7 +306,7 @@ def _collect_wide(
             DIRECTION, BLOCK,
         )  # fmt: skip
         if not LATER:
-            tl.store(y + i, tl.sum(result))
+            tl.store(y + i, _total(result, 0, DIRECTION))
         tl.debug_barrier()
         if LATER:
             tl.store(Q + tl.arange(0, BLOCK), result)
@@ -306,7 +315,7 @@ def _collect_wide(
         Q -= width
         R -= width
     if LATER:
-        _add_up(y, n, Q + width, width, BLOCK)
+        _add_up(y, n, Q + width, width, DIRECTION, BLOCK)
 
 
 @triton.jit
