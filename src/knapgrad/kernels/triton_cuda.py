@@ -91,7 +91,7 @@ def _shared(n: int, reach: int) -> bool:
 
 
 def _whole_lines(cells: int) -> int:
-    return triton.cdiv(cells, 32) * 32
+    return -(-cells // 32) * 32
 
 
 @lru_cache(maxsize=1024)
@@ -115,7 +115,8 @@ def _plan(batch: int, n: int, reach: int, tables: int, itemsize: int, device: to
 
 def _on(device: torch.device) -> Any:
     """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    there = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if there else torch.cuda.device(device)
 
 
 def _sweep(problem: _Problem, z: Tensor, direction: str, relaxed: bool, keep: bool = False) -> tuple[Tensor, ...]:

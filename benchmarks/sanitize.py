@@ -1,0 +1,46 @@
+"""Every operation at test sizes, on all three layouts of rows, for NVIDIA's checker of memory accesses and races:
+
+compute-sanitizer --tool memcheck python -m benchmarks.sanitize     (or --tool racecheck)
+"""
+
+from __future__ import annotations
+
+import torch
+
+import knapgrad as kg
+from knapgrad.constraints import Constraint
+from knapgrad.kernels import triton_cuda
+from knapgrad.regularizers import Regularizer
+
+
+def everything(theta: torch.Tensor, constraint: Constraint, regularizer: Regularizer) -> None:
+    theta = theta.cuda().requires_grad_()
+    kg.relax(theta, constraint, regularizer).sin().sum().backward()
+    kg.value(theta, constraint, regularizer)
+    kg.solve(theta, constraint)
+    kg.entropy(theta, constraint, regularizer).sum().backward()
+    y = kg.sample(theta, constraint, regularizer, num_samples=5)
+    kg.log_prob(theta, y, constraint, regularizer).sum().backward()
+    distribution = kg.torch.SubsetDistribution(theta, constraint, regularizer)
+    distribution.sample((3,)), distribution.mean, distribution.mode
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device")
+    torch.manual_seed(0)
+    light, heavy = torch.randint(0, 9, (7,)), torch.randint(1, 60, (13,))
+    for regularizer in (kg.Gini(0.7), kg.Tsallis(), kg.Shannon()):
+        everything(torch.randn(3, 7), kg.Knapsack(light, 17), regularizer)
+        everything(torch.randn(5, 9), kg.TopK([0, 1, 4, 8, 9]), regularizer)
+        everything(torch.randn(300, 13), kg.Knapsack(heavy, 201), regularizer)
+        everything(torch.randn(2, 13), kg.Knapsack(9 * heavy, 1333), regularizer)
+        triton_cuda.LARGEST_ROW = 1000  # the same rows, shared by many programs
+        everything(torch.randn(2, 13), kg.Knapsack(9 * heavy, 1333), regularizer)
+        triton_cuda.LARGEST_ROW = 1 << 15
+    print("done")
+
+
+if __name__ == "__main__":
+    main()
