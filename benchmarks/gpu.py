@@ -154,7 +154,7 @@ class Run:
 
 def environment(options: argparse.Namespace) -> dict[str, Any]:
     found = timing.environment([])
-    found["command"] = " ".join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
+    found["command"] = f"python -m benchmarks.gpu --limit {options.limit:g} --eager-limit {options.eager_limit:g}"
     found["commit"] = options.commit or found["commit"]
     found["versions"] |= {name: version(name) for name in ("triton", "jax", "jaxlib")}
     found["cuda"] = torch.version.cuda or "none"

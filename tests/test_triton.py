@@ -91,7 +91,7 @@ def constants(problem: Problem, regularizer: str) -> tuple[Any, ...]:
         gamma.to(DEVICE) if gamma.dim() else gamma,
         regularizer,
         problem.exactly,
-        limit.reach,
+        limit.reach_of(problem.n),
     )
 
 
@@ -325,7 +325,7 @@ def test_many_tiles(rows, limits):
     limits(**PATHS[rows])
     small = Problem(np.array([[0.3, -0.4, 0.9, 0.2], [0.1, 0.7, -0.2, 0.4]]), [2, 1, 3, 2], np.array([4, 6]))
     large = Problem(small.theta, 450 * np.array([2, 1, 3, 2]), 450 * np.array([4, 6]) + np.array([0, 449]))
-    assert large.constraint.reach > 2048
+    assert large.constraint.reach_of(4) > 2048
     few, many = Call(small, "tsallis", "float64"), Call(large, "tsallis", "float64")
     few.y = many.y = few.sample()
     for name, result in RESULTS.items():

@@ -4,7 +4,7 @@ A constraint, a regularizer and an operation::
 
     kg.relax(theta, kg.Knapsack(weights, capacity), kg.Gini(0.5))
 
-NumPy arrays and torch tensors go in and come out. Layers, losses and a distribution for torch are in
+NumPy arrays, torch tensors and JAX arrays go in and come out. Layers, losses and a distribution for torch are in
 :mod:`knapgrad.torch`.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``kg.torch`` without an import of its own, and without importing torch until it is asked for."""
-    if name == "torch":
-        return import_module("knapgrad.torch")
+    """``kg.torch`` and ``kg.jax`` without an import of their own, and without importing them until they are used."""
+    if name in ("torch", "jax"):
+        return import_module(f"knapgrad.{name}")
     raise AttributeError(f"module 'knapgrad' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -14,24 +15,32 @@ class Constraint(ABC):
     Attributes:
         exactly: True if a selection must have just that weight, False if at most.
         capacity: int64 array, broadcastable to the batch of theta.
-        max_capacity: its largest entry, a plain number that is known without looking at a device.
-        reach: the largest capacity that matters, since no more than all items can be picked.
+        max_capacity: its largest entry, a plain number that is known without looking at a device. None if the capacity
+            is traced by JAX, and the user did not give one.
     """
 
     exactly: ClassVar[bool]
-    reach: int
 
-    def __init__(self, capacity: np.ndarray) -> None:
+    def __init__(self, capacity: Any, max_capacity: int | None) -> None:
         self.capacity = capacity
-        self.max_capacity = self.reach = int(capacity.max()) if capacity.size else 0
+        self.max_capacity = max_capacity
+        if isinstance(capacity, np.ndarray):
+            largest = int(capacity.max()) if capacity.size else 0
+            if max_capacity is not None and max_capacity < largest:
+                raise ValueError(f"max_capacity is {max_capacity}, and a capacity is {largest}; it must be the largest")
+            self.max_capacity = largest
         self.copies: dict[Any, Any] = {}  # of weights and capacity, where a framework wants them on a device
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"copies": {}}  # a pickle may be read where there is no such device
 
     @abstractmethod
-    def weights_of(self, n: int) -> np.ndarray:
+    def weights_of(self, n: int) -> Any:
         """The weights as int64, (..., n), broadcastable to theta."""
+
+    @abstractmethod
+    def reach_of(self, n: int) -> int:
+        """The largest capacity that matters, since no more than all items can be picked: a plain number."""
 
     @abstractmethod
     def check(self, shape: tuple[int, ...]) -> None:
@@ -43,6 +52,7 @@ class TopK(Constraint):
 
     Args:
         k: an integer, or integers broadcastable to the batch of theta, in 0..n.
+        max_capacity: an upper bound of a k that is traced by JAX (else n is used); more than that gives NaN.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([0.3, 2.0, 1.0]), kg.TopK(2))
@@ -51,24 +61,27 @@ class TopK(Constraint):
 
     exactly = True
 
-    def __init__(self, k: Any) -> None:
-        super().__init__(_integers("k", k, "the number of items to pick"))
+    def __init__(self, k: Any, *, max_capacity: int | None = None) -> None:
+        super().__init__(_integers("k", k, "the number of items to pick"), max_capacity)
 
     @property
-    def k(self) -> np.ndarray:
+    def k(self) -> Any:
         return self.capacity
 
     def weights_of(self, n: int) -> np.ndarray:
         return np.ones(n, np.int64)
 
+    def reach_of(self, n: int) -> int:
+        return n if self.max_capacity is None else self.max_capacity
+
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
-        if self.max_capacity > n:
+        if self.max_capacity is not None and self.max_capacity > n:
             raise ValueError(f"k must be in 0..n, got {self.max_capacity} for n = {n} items; lower k, or add items")
         _check_broadcast("k", self.capacity.shape, shape[:-1], "the batch shape of theta")
 
     def __repr__(self) -> str:
-        return f"TopK({self.capacity.tolist()})"
+        return f"TopK({_short(self.capacity)})"
 
 
 class Knapsack(Constraint):
@@ -80,6 +93,8 @@ class Knapsack(Constraint):
         capacity: a non-negative integer, or integers broadcastable to the batch of theta. Time and scratch memory
             grow with it (at most with the total weight), so divide weights and capacity by a common factor if there
             is one.
+        max_capacity: an upper bound of a capacity that is traced by JAX: tables get that width, and a larger capacity
+            gives NaN. Not needed if the weights are known; then their sum is used.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([3.0, 2.0, 2.0]), kg.Knapsack([3, 2, 2], 4))
@@ -88,18 +103,28 @@ class Knapsack(Constraint):
 
     exactly = False
 
-    def __init__(self, weights: Any, capacity: Any) -> None:
-        super().__init__(_integers("capacity", capacity, "the largest total weight"))
+    def __init__(self, weights: Any, capacity: Any, *, max_capacity: int | None = None) -> None:
+        super().__init__(_integers("capacity", capacity, "the largest total weight"), max_capacity)
         self.weights = _integers("weights", weights, "one weight an item")
         if self.weights.ndim == 0:
             raise ValueError(
                 "weights must have one entry an item, got a single number; for equal weights use np.full(n, weight)"
             )
-        if self.weights.size:
-            self.reach = int(min(self.max_capacity, self.weights.sum(-1, dtype=np.float64).max()))
+        limits = [self.max_capacity] if self.max_capacity is not None else []
+        if isinstance(self.weights, np.ndarray) and self.weights.size:
+            limits.append(int(self.weights.sum(-1, dtype=np.float64).max()))
+        if not limits:
+            raise ValueError(
+                "weights and capacity are traced by JAX, and a table must have a width when it is compiled; give "
+                "Knapsack(weights, capacity, max_capacity=...) an upper bound of the capacity"
+            )
+        self._reach = min(limits)
 
-    def weights_of(self, n: int) -> np.ndarray:
+    def weights_of(self, n: int) -> Any:
         return self.weights
+
+    def reach_of(self, n: int) -> int:
+        return self._reach
 
     def check(self, shape: tuple[int, ...]) -> None:
         if self.weights.shape[-1] != shape[-1]:
@@ -111,10 +136,13 @@ class Knapsack(Constraint):
         _check_broadcast("capacity", self.capacity.shape, shape[:-1], "the batch shape of theta")
 
     def __repr__(self) -> str:
-        def short(array: np.ndarray) -> Any:
-            return array.tolist() if array.size <= 8 else f"<integers {array.shape}>"
+        return f"Knapsack(weights={_short(self.weights)}, capacity={_short(self.capacity)})"
 
-        return f"Knapsack(weights={short(self.weights)}, capacity={short(self.capacity)})"
+
+def _short(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        return "<traced>"
+    return array.tolist() if array.size <= 8 else f"<integers {array.shape}>"
 
 
 def check_constraint(constraint: Any) -> None:
@@ -143,8 +171,17 @@ def _check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...],
 _LIMIT = 2**60  # sums of two stay within int64
 
 
-def _integers(name: str, value: Any, meaning: str) -> np.ndarray:
-    """A non-negative int64 array that nobody else holds, from a list, NumPy, torch or JAX."""
+def is_traced(value: Any) -> bool:
+    """Whether JAX is tracing: then there are no values to look at."""
+    return "jax" in sys.modules and isinstance(value, sys.modules["jax"].core.Tracer)
+
+
+def _integers(name: str, value: Any, meaning: str) -> Any:
+    """A non-negative int64 array that nobody else holds, from a list, NumPy, torch or JAX; unless JAX is tracing it."""
+    if is_traced(value):
+        if value.dtype.kind not in "iu":
+            raise TypeError(f"{name} must be integers ({meaning}), got {value.dtype}; convert it by .astype(int)")
+        return value
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.double() if value.is_floating_point() else value  # NumPy does not know bfloat16

@@ -17,7 +17,7 @@ import numpy as np
 from knapgrad.constraints import Constraint, broadcasts, check_constraint
 from knapgrad.regularizers import Regularizer, check_positive, check_regularizer
 
-Array = TypeVar("Array", bound=Any)  # a NumPy array or a torch tensor
+Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX array
 
 
 def solve(theta: Array, constraint: Constraint) -> Array:
@@ -38,7 +38,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     """
     backend = _backend_of(theta, constraint)
     constants = backend.constants(constraint, theta)
-    y = backend.solve(backend.computable(theta), *constants, constraint.exactly, constraint.reach)
+    y = backend.solve(backend.computable(theta), *constants, constraint.exactly, constraint.reach_of(theta.shape[-1]))
     return backend.as_type(y, theta)
 
 
@@ -255,8 +255,12 @@ def _framework_of(theta: Any) -> ModuleType:
         import knapgrad.torch.backend
 
         return knapgrad.torch.backend
+    if "jax" in sys.modules and isinstance(theta, sys.modules["jax"].Array):
+        import knapgrad.jax.backend
+
+        return knapgrad.jax.backend
     raise TypeError(
-        f"theta must be a NumPy array or a torch tensor, got {type(theta).__name__}; "
+        f"theta must be a NumPy array, a torch tensor or a JAX array, got {type(theta).__name__}; "
         "convert it, for example by np.asarray"
     )
 
@@ -290,7 +294,8 @@ def prepare(
                 f"{tuple(theta.shape[:-1])}; give it one entry in all, or just that shape"
             )
     constants = backend.constants(constraint, theta)
-    return backend, gamma, (*constants, strength, regularizer.name, constraint.exactly, constraint.reach)
+    reach = constraint.reach_of(theta.shape[-1])
+    return backend, gamma, (*constants, strength, regularizer.name, constraint.exactly, reach)
 
 
 def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:

@@ -203,6 +203,11 @@ def check_positive(gamma: Any) -> None:
         return  # looking at values would break the graph
     if getattr(gamma, "is_cuda", False):
         return  # looking would stall the device
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(gamma, jax.Array):
+        traced = isinstance(gamma, jax.core.Tracer)
+        if traced or any(device.platform != "cpu" for device in gamma.devices()):
+            return
     try:
         good = (gamma > 0) & (gamma < float("inf"))
         good = bool(good if isinstance(gamma, (int, float)) else good.all())

@@ -21,8 +21,8 @@ from knapgrad import reference
 from knapgrad.kernels import triton_kernels
 
 LARGEST_ROW = 1 << 15  # capacities that one program works on
-_NARROW = 128  # capacities that fit into registers
-_SCRATCH = 320 << 20, 2 << 30  # bytes of tables; more, up to the second, only for 8 programs a multiprocessor
+_NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
+_SCRATCH = 320 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs a multiprocessor
 _ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 
 
@@ -62,7 +62,7 @@ def _flat(theta, weights, capacity, gamma, regularizer, exactly, reach) -> _Prob
         number = float(gamma)
         scale, gamma = 1.0 / number if number > 0 else float("nan"), theta
     elif gamma.numel() != 1:
-        gamma = gamma.expand(batch)
+        gamma = gamma.to(theta.device).expand(batch)
     return _Problem(
         theta.reshape(prod(batch), n).contiguous(),
         weights.reshape(-1, n).contiguous() if n else weights,
@@ -85,9 +85,11 @@ class _Plan(NamedTuple):
     later: bool  # sums over the threads of several warps at the end
 
 
-def _shared(n: int, reach: int) -> bool:
-    """Whether many programs work on a row: it is long, or the table would outgrow 32-bit numbers."""
-    return reach >= LARGEST_ROW or n * _whole_lines(reach + 1) >= 2**31
+def _shared(n: int, reach: int, size: int) -> bool:
+    """Whether many programs work on a row: it is long, or the table would outgrow 32-bit numbers, or it is so large, of
+    that many bytes a cell, that there is no room for one a program."""
+    table = n * _whole_lines(reach + 1)
+    return reach >= LARGEST_ROW or table >= 2**31 or (reach >= LARGEST_ROW // 8 and table * size > _SCRATCH[1] // 8)
 
 
 def _whole_lines(cells: int) -> int:
@@ -99,7 +101,7 @@ def _plan(batch: int, n: int, reach: int, tables: int, itemsize: int, device: to
     """As measured on an H200: two dozen warps a multiprocessor, as long as the scratch is not too large."""
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
     few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
-    narrow = reach < (4 * _NARROW if few else _NARROW) and not _shared(n, reach)
+    narrow = reach < (4 * _NARROW if few else _NARROW) and not _shared(n, reach, 0)
     width = max(triton.next_power_of_2(reach + 1), 32) if narrow else _whole_lines(reach + 1)
     usual, most = (room // max(tables * n * width * itemsize, 1) for room in _SCRATCH)
     fit = max(usual, min(most, 8 * multiprocessors), 1)
@@ -126,9 +128,9 @@ def _sweep(problem: _Problem, z: Tensor, direction: str, relaxed: bool, keep: bo
     value, tangent, y = theta.new_empty(batch, dtype=torch.float64), theta.new_empty(batch), torch.empty_like(theta)
     if n == 0 or batch == 0:
         return value.zero_(), tangent.zero_(), y, theta.new_empty(batch, 0)
-    if _shared(n, problem.reach):
-        return _sweep_by_item(problem, z, direction, relaxed, keep)
     count = 1 if direction == "none" else 2
+    if _shared(n, problem.reach, count * theta.itemsize):
+        return _sweep_by_item(problem, z, direction, relaxed, keep)
     plan = _plan(batch, n, problem.reach, count, theta.itemsize, theta.device)
     tables = theta.new_empty(batch if keep else plan.programs, count * n * plan.width)
     V_rows = theta.new_empty(plan.programs, 0 if plan.narrow else 2 * plan.width, dtype=torch.float64)
@@ -150,7 +152,7 @@ def _sweep_by_item(problem: _Problem, z: Tensor, direction: str, relaxed: bool, 
     (batch, n), width, block, warps = theta.shape, _whole_lines(problem.reach + 1), 1024, 4
     count = 1 if direction == "none" else 2
     row_size = count * width * theta.itemsize
-    group = max(_ITEM_SCRATCH // (row_size * n), 1)
+    group = min(max(_ITEM_SCRATCH // (row_size * (n + 6)), 1), 1 << 15)  # the rows themselves are counted in
     if batch > group and not keep:
         parts = range(0, batch, group)
         results = [
@@ -273,7 +275,7 @@ def _walk(kernel: Any, problem: _Problem, arguments: tuple[Tensor, ...], table: 
     (batch, n), samples = problem.theta.shape, arguments[0].shape[0]
     if samples == 0 or batch == 0 or n == 0:
         return
-    if table is None and _shared(n, problem.reach):
+    if table is None and _shared(n, problem.reach, problem.theta.itemsize):
         group = max(_ITEM_SCRATCH // (problem.theta.itemsize * n * _whole_lines(problem.reach + 1)), 1)
         for k in range(0, batch, group):
             part = problem.part(k, k + group)

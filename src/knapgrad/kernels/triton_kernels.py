@@ -3,7 +3,7 @@
 A program takes one instance after the other (a persistent grid) and does all sweeps of it; nothing but the results
 leaves. Rows live in one of two places, which share the step from row to row:
 
-- *narrow* rows (up to 128 capacities) in the registers of one or two warps, shifted by a gather among threads;
+- *narrow* rows (up to 128 capacities, 512 in small batches) in registers, shifted by a gather among threads;
 - wider rows in scratch memory of the program, two of each kind in turn, worked on in tiles of BLOCK capacities with one
   barrier an item. Only the live band is touched: from ``low = max(goal - later weights, 0)`` to ``top = min(prefix sum,
   goal)``, where ``goal = min(C, total weight)``. Above the prefix sum a knapsack row is constant, so reads are clamped
@@ -24,6 +24,9 @@ import triton.language as tl
 
 from knapgrad import reference, regularizers
 from knapgrad.kernels import triton_math
+
+if not hasattr(tl, "gather"):
+    raise ImportError(f"Triton {triton.__version__} is too old, 3.2 is needed")
 
 _INFEASIBLE = tl.constexpr(reference.INFEASIBLE)
 
@@ -99,12 +102,11 @@ def _follow(skip, pick, q, z, fits, REGULARIZER: tl.constexpr, DIRECTION: tl.con
         added = q * z
         slope = z
     else:
-        certain = q * (1.0 - q)
-        open = certain > 0.0
-        inside = tl.where(open, q, 0.5)
+        spread = q * (1.0 - q)
+        inside = tl.where(spread > 0.0, q, 0.5)
         log_pick, log_skip = tl.log(inside), tl.log(1.0 - inside)
-        added = tl.where(open, -q * log_pick - (1.0 - q) * log_skip, certain)
-        slope = tl.where(open, log_skip - log_pick, certain)
+        added = tl.where(spread > 0.0, -q * log_pick - (1.0 - q) * log_skip, spread)
+        slope = tl.where(spread > 0.0, log_skip - log_pick, spread)
     change = pick - skip
     T = tl.where(fits, skip + q * change + added, skip)
     return T, tl.where(fits, _dprob(q, REGULARIZER) * (change + slope), 0.0)
@@ -369,11 +371,11 @@ def _line(c):
 def _limits(weights, capacity, reach, n, BLOCK: tl.constexpr):
     """The capacity, the total weight and the state to start from, the smaller of the two."""
     C = tl.minimum(tl.load(capacity), reach).to(tl.int32)
-    total = tl.zeros_like(C)
+    total = tl.zeros([], tl.int64)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1).to(tl.int32))
-    return C, total, tl.minimum(C, total)
+        total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1))
+    return C, total, tl.minimum(C, total).to(tl.int32)
 
 
 @triton.jit
@@ -414,10 +416,10 @@ def _fill(
     return value, tangent
 
 
-_UNSPECIALIZED = ["batch", "all", "samples", "n", "width", "reach", "weights_step", "capacity_step", "gamma_step"]
+_UNSPECIALIZED = ["batch", "whole", "samples", "n", "width", "reach", "weights_step", "capacity_step", "gamma_step"]
 
 
-@triton.jit(do_not_specialize=[x for x in _UNSPECIALIZED if x not in ("all", "samples")])
+@triton.jit(do_not_specialize=[x for x in _UNSPECIALIZED if x not in ("whole", "samples")])
 def operator_kernel(
     theta, z, weights, capacity, gamma, value, tangent, y, V_rows, rows, tables,
     scale: tl.float64, batch, n, width, reach, weights_step, capacity_step, gamma_step,
@@ -440,6 +442,7 @@ def operator_kernel(
         items = tl.cast(b, tl.int64) * n
         own = weights + tl.cast(b, tl.int64) * weights_step
         C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, BLOCK)
+        total = total.to(tl.int32)  # enough for a table that one program works on
         v, t = _fill(
             theta + items, z + items, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, n,
             V, T, Q, R, width, REGULARIZER, EXACTLY, DIRECTION, NARROW, BLOCK,
@@ -495,12 +498,12 @@ def _log_chance(q):
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def sample_kernel(
     theta, weights, capacity, gamma, V_rows, rows, tables, uniforms, y,
-    scale: tl.float64, batch, all, samples, n, width, reach, weights_step, capacity_step, gamma_step,
+    scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, gamma_step,
     REGULARIZER: tl.constexpr, EXACTLY: tl.constexpr, GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, DRAW: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """[sample], LANES paths at a time; if not DRAW, the mode. FILLED: the tables are there, one an instance. These are
-    ``batch`` instances of ``all``: samples are that far apart."""
+    ``batch`` instances of a ``whole``: samples are that far apart."""
     program = tl.program_id(0).to(tl.int64)
     V = V_rows + program * 2 * width
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
@@ -510,19 +513,19 @@ def sample_kernel(
         C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, BLOCK)
         if not FILLED:
             _fill(
-                theta + items, theta, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, n,
-                V, Q, Q, Q, width, REGULARIZER, EXACTLY, "none", NARROW, BLOCK,
+                theta + items, theta, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
+                n, V, Q, Q, Q, width, REGULARIZER, EXACTLY, "none", NARROW, BLOCK,
             )  # fmt: skip
         if not DRAW and REGULARIZER != "hard":
             _harden(own, C, total, goal, n, V, Q, width, BLOCK)
         for start in range(0, samples, LANES):
             s = start + tl.arange(0, LANES)
             live = s < samples
-            at = s.to(tl.int64) * all * n + items
+            at = s.to(tl.int64) * whole * n + items
             c = tl.zeros([LANES], tl.int32) + goal
             taint = tl.zeros([LANES], Q.dtype.element_ty)
             prefix = total
-            row = Q + (n - 1) * width
+            row = Q + (n - 1).to(tl.int64) * width
             for j in range(n):
                 i = n - 1 - j
                 w = _weight(own, i, C)
@@ -543,7 +546,7 @@ def sample_kernel(
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def log_prob_kernel(
     theta, weights, capacity, gamma, V_rows, rows, tables, selections, log_prob, cotangent, gradient,
-    scale: tl.float64, batch, all, samples, n, width, reach, weights_step, capacity_step, gamma_step,
+    scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, gamma_step,
     REGULARIZER: tl.constexpr, EXACTLY: tl.constexpr, GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, BACKWARDS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -557,13 +560,13 @@ def log_prob_kernel(
         C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, BLOCK)
         if not FILLED:
             _fill(
-                theta + items, theta, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, n,
-                V, Q, Q, Q, width, REGULARIZER, EXACTLY, "none", NARROW, BLOCK,
+                theta + items, theta, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
+                n, V, Q, Q, Q, width, REGULARIZER, EXACTLY, "none", NARROW, BLOCK,
             )  # fmt: skip
         for start in range(0, samples, LANES):
             s = start + tl.arange(0, LANES)
             live = s < samples
-            at = s.to(tl.int64) * all * n + items
+            at = s.to(tl.int64) * whole * n + items
             c = tl.zeros([LANES], tl.int32) + goal
             result = tl.zeros([LANES], Q.dtype.element_ty)
             A = rows + program * 2 * width
@@ -571,11 +574,11 @@ def log_prob_kernel(
             weight = result
             above = tl.zeros([BLOCK], Q.dtype.element_ty)
             if BACKWARDS:
-                weight = tl.load(cotangent + s.to(tl.int64) * all + b, live, 0.0)
+                weight = tl.load(cotangent + s.to(tl.int64) * whole + b, live, 0.0)
                 tl.store(A + goal, 0.0)
                 tl.debug_barrier()
             prefix = total
-            row = Q + (n - 1) * width
+            row = Q + (n - 1).to(tl.int64) * width
             for j in range(n):
                 i = n - 1 - j
                 w = _weight(own, i, C)
@@ -605,7 +608,7 @@ def log_prob_kernel(
                 c = tl.where(picked, c - w, c)
                 row -= width
             if not BACKWARDS:
-                tl.store(log_prob + s.to(tl.int64) * all + b, result, mask=live)
+                tl.store(log_prob + s.to(tl.int64) * whole + b, result, mask=live)
         tl.debug_barrier()
 
 

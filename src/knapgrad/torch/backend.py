@@ -74,7 +74,7 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
         return like.new_full((), x)  # without a copy that the device would have to wait for
     if not isinstance(x, Tensor):
         return torch.as_tensor(x, device=like.device)
-    if x.device != like.device and x.dim() > 0:
+    if x.device != like.device and (x.dim() > 0 or not x.is_cpu):
         raise ValueError(f"{name} is on {x.device} and theta on {like.device}: use {name}.to(theta.device)")
     return x
 
@@ -85,12 +85,29 @@ def constants(constraint: Constraint, like: Tensor) -> tuple[Any, Any]:
     weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
     if not like.is_cuda:
         return weights, capacity
-    kept = constraint.copies.get(like.device.index)
-    if kept is None or kept[0].shape != weights.shape:  # top-k goes with any number of items
-        kept = _sent(weights, like.device), _sent(capacity, like.device)
-        if not (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()):
-            constraint.copies[like.device.index] = kept  # else they belong to the graph that is being made
-    return kept
+    key = like.device.index, like.shape[-1]
+    event = (*key, "copied")
+    copies = constraint.copies.get(key)
+    if torch.compiler.is_compiling():
+        return copies or (_sent(weights, like.device), _sent(capacity, like.device))
+    capturing = torch.cuda.is_current_stream_capturing()
+    if copies is None:
+        if capturing:
+            raise RuntimeError(
+                "weights and capacity are not on the device yet, and cannot go there while a CUDA graph is captured; "
+                "make one call with this constraint, and a theta of this shape, before"
+            )
+        with torch.inference_mode(False):
+            copies = _sent(weights, like.device), _sent(capacity, like.device)
+        if type(copies[0]) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(copies[0]):
+            constraint.copies[key] = copies
+            constraint.copies[event] = torch.cuda.current_stream(like.device).record_event()
+    elif not capturing and event in constraint.copies:  # by another stream, perhaps
+        if constraint.copies[event].query():
+            del constraint.copies[event]
+        else:
+            torch.cuda.current_stream(like.device).wait_event(constraint.copies[event])
+    return copies
 
 
 def _sent(x: Any, device: torch.device) -> Tensor:

@@ -76,7 +76,7 @@ class SubsetDistribution(Distribution):
         """The most probable selection (*batch, n); for Shannon :func:`knapgrad.solve`, else it may differ."""
         with torch.no_grad():
             if self.regularizer.name == "shannon":
-                best = operators.solve(self._scores, *self._problem[:2], self.constraint.exactly, self.constraint.reach)
+                best = operators.solve(self._scores, *self._problem[:2], *self._problem[4:])
             else:
                 best = operators.mode(self._scores, *self._problem)
         return best.to(self.theta.dtype)
@@ -271,7 +271,7 @@ class _Once(torch.autograd.Function):
 def _decisions(theta: Tensor, x: SubsetDistribution, weights: Tensor, capacity: Tensor) -> list[Tensor]:
     """Q[i] (*batch, C + 1) for every item, with first derivatives that do not trip over the kinks of abs at ties."""
     value, prob, dprob = (rebind(getattr(type(x.regularizer), name), torch) for name in ("value", "prob", "dprob"))
-    V = theta.new_zeros((*theta.shape[:-1], x.constraint.reach + 1))
+    V = theta.new_zeros((*theta.shape[:-1], x._problem[-1] + 1))
     if x.constraint.exactly:
         V[..., 1:] = INFEASIBLE
     rows = []

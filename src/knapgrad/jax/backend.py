@@ -1,0 +1,120 @@
+"""JAX arrays: what :mod:`knapgrad.ops` asks of every framework."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from knapgrad.constraints import Constraint
+from knapgrad.jax import operators
+from knapgrad.kernels.jax_scan import Choice, Problem
+
+where, broadcast_to = jnp.where, jnp.broadcast_to
+
+
+def _compiled(function: Any) -> Any:
+    """Compiled once for each choice, also when the caller does not compile."""
+    compiled = partial(jax.jit, static_argnums=0)(function)
+
+    def call(theta: Array, *rest: Any) -> Any:
+        *extra, weights, capacity, gamma, regularizer, exactly, reach = rest
+        return compiled(Choice(regularizer, exactly, reach), _problem(theta, weights, capacity, gamma), *extra)
+
+    return call
+
+
+def _problem(theta: Array, weights: Any, capacity: Any, gamma: Any) -> Problem:
+    """gamma in theta's type, and what it lost: rounded, it would move near-ties."""
+    if isinstance(gamma, Array):
+        low = jnp.zeros(gamma.shape, theta.dtype)
+        return Problem(theta, weights, capacity, gamma.astype(theta.dtype), low)
+    high = np.asarray(gamma, theta.dtype)
+    return Problem(theta, weights, capacity, jnp.asarray(high), jnp.asarray(gamma - high, theta.dtype))
+
+
+_operator, _entropy = _compiled(operators.operator), _compiled(operators.entropy)
+entropy, sample, log_prob = _entropy, _compiled(operators.sample), _compiled(operators.log_prob)
+
+
+def operator(theta: Array, *problem: Any) -> tuple[Array, Array]:
+    return _operator(theta, *problem[:-1])  # relaxed or not: JAX drops a result that is not used
+
+
+_solve = _compiled(operators.solve)
+
+
+def solve(theta: Array, weights: Any, capacity: Any, exactly: bool, reach: int) -> Array:
+    return _solve(jax.lax.stop_gradient(theta), weights, capacity, np.ones(()), "hard", exactly, reach)
+
+
+def is_floating(x: Array) -> bool:
+    return x.dtype in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
+
+
+def differentiates(*arrays: Any) -> bool:
+    """Whether a gradient will be asked for: JAX does not say."""
+    return True
+
+
+def detached(x: Array) -> Array:
+    return jax.lax.stop_gradient(x)
+
+
+def can_look(x: Any) -> bool:
+    """Whether values can be looked at without stalling a device or breaking a trace."""
+    return not isinstance(x, jax.core.Tracer) and all(device.platform == "cpu" for device in x.devices())
+
+
+def computable(x: Array) -> Array:
+    """Half precision is computed in float32."""
+    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+
+
+def double(x: Array) -> Array:
+    """float64 where it is switched on."""
+    return x.astype(jax.dtypes.canonicalize_dtype(jnp.float64))
+
+
+def sum_double(x: Array) -> Array:
+    """The sum over items, in float64 where it is switched on."""
+    return double(x).sum(-1)
+
+
+def as_type(x: Any, like: Array) -> Array:
+    return jnp.asarray(x, like.dtype)
+
+
+def array(x: Any, like: Array, name: str) -> Array:
+    """Numbers of any origin as an array."""
+    return x if isinstance(x, Array) else jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
+
+
+def constants(constraint: Constraint, like: Array) -> tuple[Array, Array]:
+    """Weights and capacity for operators on an array (*batch, n), as int32: no weight above the reach matters. A
+    capacity above what the constraint was made for is marked as not valid."""
+    reach = constraint.reach_of(like.shape[-1])
+    weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
+    xp = np if isinstance(weights, np.ndarray) else jnp
+    weights = jnp.asarray(xp.minimum(weights, reach + 1), jnp.int32)
+    if isinstance(capacity, np.ndarray):
+        return weights, jnp.asarray(np.minimum(capacity, reach), jnp.int32)
+    limit = reach if constraint.exactly else constraint.max_capacity
+    valid = True if limit is None else capacity <= limit
+    return weights, jnp.where(valid & (capacity >= 0), jnp.minimum(capacity, reach), -1).astype(jnp.int32)
+
+
+def uniforms(rng: Any, shape: tuple[int, ...], like: Array) -> Array:
+    """Random numbers in [0, 1) from a JAX key, of the old or the new style."""
+    if rng is None:
+        raise ValueError("rng must be a JAX key for JAX arrays, which have no global generator: jax.random.key(seed)")
+    is_key = isinstance(rng, Array) and (
+        jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or (rng.dtype == jnp.uint32 and rng.ndim == 1)
+    )
+    if not is_key:
+        raise TypeError(f"rng must be a JAX key for JAX arrays, got {type(rng).__name__}; use jax.random.key(seed)")
+    return jax.random.uniform(rng, shape, like.dtype)
