@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -360,6 +361,54 @@ def against_authors(options: argparse.Namespace, theirs: authors.Functions) -> l
     return rows
 
 
+def in_jax(options: argparse.Namespace) -> list[Row]:
+    """Value and relax, then with the VJP: knapgrad, autodiff through the same scan, and through a plain one."""
+    try:
+        import jax
+    except ImportError:
+        print("\nJAX is not installed: its section is left out")
+        return []
+    from benchmarks import in_jax as jax_contestants
+
+    def run_jax(function: Callable[..., Any], *arguments: Any) -> None:
+        jax.block_until_ready(function(*arguments))
+
+    rows, table = [], []
+    for case in cases.JAX:
+        problem = cases.make(case, options.seed)
+        theta, z = jax.numpy.asarray(problem.theta), jax.numpy.asarray(problem.z)
+        for name in REGULARIZERS:
+            row: Row = {"case": case.name, "batch": case.batch, "capacity": problem.total, "regularizer": name}
+            calls: dict[str, dict[str, Callable[[], Any]]] = {"forward": {}, "both": {}}
+            for who, (forward, both) in jax_contestants.enter(problem, name).items():
+                start = time.perf_counter()
+                compiled = both.lower(theta, z).compile()
+                row[who] = {"compile_s": round(time.perf_counter() - start, 2)}
+                row[who]["temporary_bytes"] = compiled.memory_analysis().temp_size_in_bytes
+                results = compiled(theta, z)
+                row[who]["differs"] = max(
+                    float(abs(a - b).max()) for a, b in zip(results, row.setdefault("_", results))
+                )
+                calls["forward"][who] = partial(run_jax, forward, theta)
+                calls["both"][who] = partial(run_jax, compiled, theta, z)
+            del row["_"]
+            for task, functions in calls.items():
+                times = take_turns(functions, options.seconds)
+                for who, measured in times.items():
+                    row[who][f"{task}_us"] = microseconds(measured)
+                    row[who][f"{task}_over_ours"] = ratio(measured, times["ours"])
+            rows.append(row)
+            cells = [f"{row['ours'][f'{task}_us']['median'] / 1e3:.2f}" for task in calls]
+            for who in ("same scan", "plain scan"):
+                cells += [with_quartiles(row[who][f"{task}_over_ours"]) for task in calls]
+            cells += [" / ".join(f"{row[who]['compile_s']:.1f}" for who in calls["both"])]
+            cells += [" / ".join(megabytes(row[who]["temporary_bytes"]) for who in calls["both"])]
+            table.append([f"{case.name} C={problem.total} {name}", *cells])
+    header = ["", "ours ms", "+ VJP", "same scan x", "+ VJP", "plain scan x", "+ VJP", "compile s", "temporary MB"]
+    show("JAX on the CPU, batch 32, float32 (without x64): times slower than ours, by autodiff", header, table)
+    return rows
+
+
 SECTIONS = {
     "speed": speed,
     "sampling": sampling,
@@ -367,6 +416,7 @@ SECTIONS = {
     "startup": startup,
     "memory": memory,
     "threads": scaling,
+    "jax": in_jax,
 }
 
 

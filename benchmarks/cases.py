@@ -51,6 +51,7 @@ THREADS = (
     Case(128, 1000, k=50),
 )
 OVERHEAD = Case(32, 10)
+JAX = (Case(32, 25), Case(32, 100))
 MEMORY = (Case(512, 100), Case(512, 200))
 
 GPU = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import math
 import os
 import platform
@@ -81,6 +82,7 @@ def environment(command: list[str]) -> dict[str, Any]:
         "versions": {
             "knapgrad": knapgrad.__version__,
             **{name: metadata.version(name) for name in ("numpy", "numba", "llvmlite", "torch")},
+            **({"jax": metadata.version("jax")} if importlib.util.find_spec("jax") else {}),
         },
         "vector_instructions": sorted(flag for flag in cpu_flags() if flag in {"avx", "avx2", "avx512f", "neon"}),
     }

@@ -15,6 +15,7 @@ import knapgrad as kg
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DEMO = ROOT / "examples" / "learn_from_decisions.py"
+JAX_EXAMPLE = ROOT / "examples" / "jax_feature_selection.py"
 
 
 def blocks(document: Path) -> list[str]:
@@ -35,6 +36,7 @@ def test_the_readme_has_code():
 
 def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
+    pytest.importorskip("jax")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "readme"}
     for number, block in enumerate(blocks(README), start=1):
@@ -63,3 +65,10 @@ def test_the_demo_runs(tmp_path):
     text = run(str(DEMO), *small, "--output", str(tmp_path / "results"), folder=tmp_path)
     assert "Fenchel-Young, Gini" in text
     assert list((tmp_path / "results").glob("*.png"))
+
+
+def test_the_jax_example_runs(tmp_path):
+    pytest.importorskip("equinox")
+    pytest.importorskip("optax")
+    text = run(str(JAX_EXAMPLE), "--features", "8", "--samples", "40", "--steps", "3", folder=tmp_path)
+    assert "useful features kept" in text

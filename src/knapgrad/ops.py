@@ -54,7 +54,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*batch,). Time O(n C) an instance. In torch twice differentiable.
+        (*batch,). Time O(n C) an instance. In torch and JAX twice differentiable.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.value(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
@@ -68,8 +68,8 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     """The relaxed selection: for each item the probability to be picked, a point in the convex hull of the feasible
     selections.
 
-    It is the gradient of :func:`value` and the mean of :func:`sample`, exactly. Its own Jacobian is symmetric; in
-    torch its vector-Jacobian product is exact as well and costs about 2.5 times as much as the forward pass.
+    It is the gradient of :func:`value` and the mean of :func:`sample`, exactly. Its own Jacobian is symmetric; in torch
+    and JAX its vector-Jacobian product is exact as well and costs about 2.5 times as much as the forward pass.
 
     Args:
         theta: scores (*batch, n).
@@ -78,7 +78,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
     Returns:
         (*batch, n), in [0, 1]; sums to k for top-k, weighs at most the capacity for a knapsack. Time O(n C) an
-        instance; between forward and backward torch keeps theta and the result, whatever C.
+        instance; between forward and backward theta and the result are kept, whatever C.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
@@ -102,8 +102,8 @@ def sample(
         constraint: a :class:`TopK` or :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         num_samples: how many selections of each instance; None for one, without a dimension for it.
-        rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), or None for the framework's global
-            generator.
+        rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), a key (JAX), or None for the global
+            generator of the framework, which JAX has not.
 
     Returns:
         Zeros and ones, (num_samples, *batch, n) or (*batch, n), of theta's type, detached. For gradients see
@@ -136,8 +136,8 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*samples, *batch), computed in float64, of theta's type. Differentiable in theta and gamma in torch; the
-        gradient of a log-probability of -inf is taken as 0.
+        (*samples, *batch), computed in float64 (in JAX if x64 is on), of theta's type. Differentiable in theta and
+        gamma in torch and JAX; the gradient of a log-probability of -inf is taken as 0.
 
     >>> import numpy as np, knapgrad as kg
     >>> y = np.array([1, 0, 1, 0])
@@ -173,7 +173,8 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*batch,), computed in float64, of theta's type. Differentiable in theta and gamma in torch.
+        (*batch,), computed in float64 (in JAX if x64 is on), of theta's type. Differentiable in theta and gamma in
+        torch and JAX.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.entropy(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)

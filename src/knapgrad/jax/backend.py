@@ -23,7 +23,9 @@ def _compiled(function: Any) -> Any:
 
     def call(theta: Array, *rest: Any) -> Any:
         *extra, weights, capacity, gamma, regularizer, exactly, reach = rest
-        return compiled(Choice(regularizer, exactly, reach), _problem(theta, weights, capacity, gamma), *extra)
+        heaviest = int(weights.max(initial=0)) if isinstance(weights, np.ndarray) else reach + 1
+        choice = Choice(regularizer, exactly, reach, heaviest)
+        return compiled(choice, _problem(theta, weights, capacity, gamma), *extra)
 
     return call
 
@@ -94,18 +96,20 @@ def array(x: Any, like: Array, name: str) -> Array:
     return x if isinstance(x, Array) else jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
 
 
-def constants(constraint: Constraint, like: Array) -> tuple[Array, Array]:
+def constants(constraint: Constraint, like: Array) -> tuple[Any, Any]:
     """Weights and capacity for operators on an array (*batch, n), as int32: no weight above the reach matters. A
     capacity above what the constraint was made for is marked as not valid."""
     reach = constraint.reach_of(like.shape[-1])
     weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
-    xp = np if isinstance(weights, np.ndarray) else jnp
-    weights = jnp.asarray(xp.minimum(weights, reach + 1), jnp.int32)
+    if isinstance(weights, np.ndarray):
+        weights = np.minimum(weights, reach + 1).astype(np.int32)
+    else:
+        weights = jnp.minimum(weights, reach + 1).astype(jnp.int32)
     if isinstance(capacity, np.ndarray):
-        return weights, jnp.asarray(np.minimum(capacity, reach), jnp.int32)
+        return weights, np.minimum(capacity, reach).astype(np.int32)
     limit = reach if constraint.exactly else constraint.max_capacity
-    valid = True if limit is None else capacity <= limit
-    return weights, jnp.where(valid & (capacity >= 0), jnp.minimum(capacity, reach), -1).astype(jnp.int32)
+    valid = (capacity >= 0) if limit is None else (capacity >= 0) & (capacity <= limit)
+    return weights, jnp.where(valid, jnp.minimum(capacity, reach), -1).astype(jnp.int32)
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Array) -> Array:

@@ -28,6 +28,7 @@ class Choice(NamedTuple):
     regularizer: str
     exactly: bool
     reach: int  # the largest capacity that matters
+    heaviest: int  # no weight is larger
 
     def functions(self) -> Any:
         cls = regularizers.REGULARIZERS.get(self.regularizer, regularizers.Hard)
@@ -102,14 +103,14 @@ def _halves(x: Array) -> tuple[Array, Array]:
 # Rows over the capacities 0..reach.
 
 
-def _up(row: Array, w: Array) -> Array:
+def _up(row: Array, w: Array, heaviest: int) -> Array:
     """``row[c - w]`` for every c, and 0 where c < w."""
-    return lax.dynamic_slice(jnp.concatenate([jnp.zeros_like(row), row]), (row.shape[0] - w,), row.shape)
+    return lax.dynamic_slice(jnp.pad(row, (heaviest, 0)), (heaviest - w,), row.shape)
 
 
-def _down(row: Array, w: Array) -> Array:
+def _down(row: Array, w: Array, heaviest: int) -> Array:
     """``row[c + w]`` for every c, and 0 beyond the end."""
-    return lax.dynamic_slice(jnp.concatenate([row, jnp.zeros_like(row)]), (w,), row.shape)
+    return lax.dynamic_slice(jnp.pad(row, (0, heaviest)), (w,), row.shape)
 
 
 def _fill(problem: Problem, choice: Choice, source: Callable[..., Any] | None, z: Array) -> tuple[Array, Array, Any]:
@@ -123,7 +124,7 @@ def _fill(problem: Problem, choice: Choice, source: Callable[..., Any] | None, z
     def step(rows: tuple[Pair, Array], item: tuple[Pair, Array, Array]) -> Any:
         (V, T), (score, w, z_i) = rows, item
         fits = c >= w
-        pick = V.map(lambda row: _up(row, w)).plus(score)
+        pick = V.map(lambda row: _up(row, w, choice.heaviest)).plus(score)
         delta = pick.minus(V)
         larger = pick.map(lambda a, b: jnp.where(delta > 0.0, a, b), V)
         q = jnp.where(fits, prob(delta), 0.0)  # [Q]
@@ -131,7 +132,7 @@ def _fill(problem: Problem, choice: Choice, source: Callable[..., Any] | None, z
         if source is None:
             return (V, T), (q, None)
         added, slope = source(q, z_i)
-        change = _up(T, w) - T
+        change = _up(T, w, choice.heaviest) - T
         r = jnp.where(fits, dprob(q) * (change + slope), 0.0)  # [Q']
         return (V, jnp.where(fits, T + q * change + added, T)), (q, r)  # [V']
 
@@ -141,22 +142,25 @@ def _fill(problem: Problem, choice: Choice, source: Callable[..., Any] | None, z
     return jnp.where((goal < 0) | (result < 0.5 * INFEASIBLE), jnp.nan, result), T[goal], tables
 
 
-def _collect(problem: Problem, value: Array, tables: Any) -> Array:
+def _collect(problem: Problem, choice: Choice, value: Array, tables: Any) -> Array:
     """[y], or with both tables [Hz]. The value is there for its NaN, which should reach every item."""
     E = (
         jnp.where(jnp.arange(tables[0].shape[1]) == problem.capacity, 1.0, 0.0).astype(problem.theta.dtype)
         + 0.0 * value
     )
 
+    def down(row: Array, w: Array) -> Array:
+        return _down(row, w, choice.heaviest)
+
     def step(E: Array, item: Any) -> Any:
         (q, _), w = item
         picked = E * q
-        return E - picked + _down(picked, w), picked.sum()  # [E], [y]
+        return E - picked + down(picked, w), picked.sum()  # [E], [y]
 
     def tangent_step(rows: tuple[Array, Array], item: Any) -> Any:
         (E, D), ((q, r), w) = rows, item
         picked, change = E * q, D * q + E * r
-        return (E - picked + _down(picked, w), D - change + _down(change, w)), change.sum()  # [E], [E'], [Hz]
+        return (E - picked + down(picked, w), D - change + down(change, w)), change.sum()  # [E], [E'], [Hz]
 
     if tables[1] is None:
         y = lax.scan(step, E, (tables, problem.weights), reverse=True)[1]
@@ -182,19 +186,19 @@ def _entropy(q: Array, z: Array) -> tuple[Array, Array]:
 def operator(problem: Problem, choice: Choice) -> tuple[Array, Array]:
     """The smoothed optimum, and its gradient, the relaxed selection (n,)."""
     value, _, tables = _fill(problem, choice, None, problem.theta)
-    return value, _collect(problem, value, tables)
+    return value, _collect(problem, choice, value, tables)
 
 
 def vjp(problem: Problem, choice: Choice, z: Array) -> Array:
     """The symmetric Jacobian of the relaxed selection, times z (n,)."""
     value, _, tables = _fill(problem, choice, _linear, z)
-    return _collect(problem, value, tables)
+    return _collect(problem, choice, value, tables)
 
 
 def entropy(problem: Problem, choice: Choice) -> tuple[Array, Array]:
     """The Shannon entropy of the distribution over selections, and its gradient (n,)."""
     value, tangent, tables = _fill(problem, choice, _entropy, problem.theta)
-    return tangent + 0.0 * value, _collect(problem, value, tables)
+    return tangent + 0.0 * value, _collect(problem, choice, value, tables)
 
 
 def sample(problem: Problem, choice: Choice, uniforms: Array) -> Array:
@@ -236,7 +240,7 @@ def log_prob_jvp(problem: Problem, choice: Choice, y: Array, z: Array) -> Array:
 
     def step(T: Array, item: Any) -> Any:
         q, w, z_i = item
-        change = jnp.where(c >= w, _up(T, w) - T + z_i, 0.0)
+        change = jnp.where(c >= w, _up(T, w, choice.heaviest) - T + z_i, 0.0)
         return T + q * change, dprob(q) * change
 
     _, R = lax.scan(step, jnp.zeros(choice.reach + 1, z.dtype), (Q, problem.weights, z))

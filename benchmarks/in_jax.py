@@ -1,0 +1,62 @@
+"""Contestants of the JAX section: knapgrad, autodiff through the same scan, and the plain scan of jax_scan.py.
+
+Each is a pair of jitted functions: ``forward(theta) -> value, relax`` and ``both(theta, z) -> value, relax, product``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import knapgrad as kg
+from benchmarks import jax_scan as plain_scan
+from benchmarks.cases import Problem
+from knapgrad.kernels import jax_scan
+from knapgrad.regularizers import REGULARIZERS
+
+Functions = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+def enter(problem: Problem, regularizer: str) -> dict[str, Functions]:
+    return {
+        "ours": ours(problem, regularizer),
+        "same scan": same_scan(problem, regularizer),
+        "plain scan": plain_scan.make(problem.weights[0], problem.total, problem.exactly, regularizer),
+    }
+
+
+def ours(problem: Problem, regularizer: str) -> Functions:
+    constraint = kg.TopK(problem.total) if problem.exactly else kg.Knapsack(problem.weights[0], problem.total)
+    smoothing = REGULARIZERS[regularizer](1.0)
+    return derived(lambda theta: kg.value(theta, constraint, smoothing))
+
+
+def same_scan(problem: Problem, regularizer: str) -> Functions:
+    """The V sweep of knapgrad, rows in pairs of float32 and all; its derivatives left to JAX."""
+    weights = problem.weights[0].astype(np.int32)
+    choice = jax_scan.Choice(regularizer, problem.exactly, problem.total, int(weights.max()))
+    one, zero = jnp.float32(1), jnp.float32(0)
+
+    def value(row: Any) -> Any:
+        instance = jax_scan.Problem(row, jnp.asarray(weights), jnp.int32(problem.total), one, zero)
+        return jax_scan._fill(instance, choice, None, row)[0]
+
+    return derived(jax.vmap(value))
+
+
+def derived(values: Callable[..., Any]) -> Functions:
+    """relax is the gradient of the values, the product that of relax."""
+
+    def relax(theta: Any) -> Any:
+        optimum, pull = jax.vjp(values, theta)
+        return pull(jnp.ones_like(optimum))[0], optimum
+
+    def both(theta: Any, z: Any) -> Any:
+        y, pull, optimum = jax.vjp(relax, theta, has_aux=True)
+        return optimum, y, pull(z)[0]
+
+    return jax.jit(lambda theta: relax(theta)[::-1]), jax.jit(both)
