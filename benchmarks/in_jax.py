@@ -39,10 +39,9 @@ def same_scan(problem: Problem, regularizer: str) -> Functions:
     """The V sweep of knapgrad, rows in pairs of float32 and all; its derivatives left to JAX."""
     weights = problem.weights[0].astype(np.int32)
     choice = jax_scan.Choice(regularizer, problem.exactly, problem.total, int(weights.max()))
-    one, zero = jnp.float32(1), jnp.float32(0)
 
     def value(row: Any) -> Any:
-        instance = jax_scan.Problem(row, jnp.asarray(weights), jnp.int32(problem.total), one, zero)
+        instance = jax_scan.Problem(row, jnp.asarray(weights), jnp.int32(problem.total), jnp.float32(1))
         return jax_scan._fill(instance, choice, None, row)[0]
 
     return derived(jax.vmap(value))

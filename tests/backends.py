@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +35,33 @@ class Backend:
     name: str
     available: bool
     reason: str  # why it is not
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...]  # the widest last
     asarray: Callable[[Any, str], Any]  # values, name of the dtype -> the framework's array
     to_numpy: Callable[[Any], np.ndarray]  # -> float64, exactly
     describe: Callable[[Any], tuple[type, str]]  # -> its type, and its dtype and device in words
     generators: dict[str, Callable[[int], Any]]  # what may be given as rng, from a seed
     seed_global: Callable[[int], Any]
     layouts: dict[str, Callable[[np.ndarray], Any]] = field(default_factory=dict)  # float64 values in unusual memory
+    active: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a test is run in
+
+    @property
+    def widest(self) -> str:
+        return self.dtypes[-1]
+
+    @property
+    def wide_dtypes(self) -> tuple[str, ...]:
+        """Those that results are computed in."""
+        return tuple(dtype for dtype in self.dtypes if dtype in ("float32", "float64"))
+
+    @property
+    def is_jax(self) -> bool:
+        """Compiled for each shape, with keys instead of generators."""
+        return self.name.startswith("jax")
+
+    @property
+    def looks(self) -> bool:
+        """Whether results are looked at: if not, an infeasible instance is NaN instead of an error."""
+        return self.name != "cuda" and not self.is_jax
 
     def rng(self, seed: int) -> Any:
         """A generator of the framework's own kind."""
@@ -128,8 +149,34 @@ def _torch_on(name: str, device: str) -> Backend:
     return _torch_backend(name, device)
 
 
+def _jax(name: str, x64: bool) -> Backend:
+    """float64 is off unless it is switched on, and the contract of float32 holds without it."""
+    if not importlib.util.find_spec("jax"):
+        return _missing(name, "jax is not installed")
+    import jax
+    import jax.numpy as jnp
+
+    def refuse(_: int) -> Any:
+        raise RuntimeError("JAX has no global generator")
+
+    return Backend(
+        name=name,
+        available=True,
+        reason="",
+        dtypes=("float32", "float64") if x64 else ("float16", "bfloat16", "float32"),
+        asarray=lambda values, dtype: jnp.asarray(np.asarray(values, np.float64), getattr(jnp, dtype)),
+        to_numpy=lambda array: np.asarray(array).astype(np.float64),
+        describe=lambda array: (type(array), str(array.dtype)),
+        generators={"jax.random.PRNGKey": jax.random.PRNGKey, "jax.random.key": jax.random.key},
+        seed_global=refuse,
+        active=lambda: jax.enable_x64(x64),
+    )
+
+
 BACKENDS: dict[str, Backend] = {
     "numpy": NUMPY,
     "torch": _torch_on("torch", "cpu"),
     "cuda": _torch_on("cuda", "cuda"),
+    "jax": _jax("jax", x64=False),
+    "jax-x64": _jax("jax-x64", x64=True),
 }

@@ -110,7 +110,10 @@ GAMMAS = st.sampled_from([0.125, 0.5, 0.7, 1.0, 3.0])
 
 
 @st.composite
-def problems(draw: st.DrawFn, constraint: str, max_n: int = 6, masked: bool = True) -> Problem:
+def problems(draw: st.DrawFn, constraint: str, max_n: int = 6, masked: bool = True, one_shape: bool = False) -> Problem:
+    """One shape is for JAX, which compiles for each."""
+    if one_shape:
+        return draw(_problems_of_one_shape(constraint, masked))
     n = draw(st.integers(0 if constraint == "knapsack" else 1, max_n))
     batch = draw(st.sampled_from([(), (1,), (2,), (3,)]))
     size = int(np.prod(batch))
@@ -130,6 +133,21 @@ def problems(draw: st.DrawFn, constraint: str, max_n: int = 6, masked: bool = Tr
     own_capacity = bool(batch) and draw(st.booleans())
     capacity = np.array([draw(capacities) for _ in range(size)]) if own_capacity else draw(capacities)
     return Problem(theta, weights, capacity, gamma)
+
+
+@st.composite
+def _problems_of_one_shape(draw: st.DrawFn, constraint: str, masked: bool) -> Problem:
+    """Everything for each instance; the first has what fixes the width of the table."""
+    size, n = 3, 4
+    theta = np.array(draw(st.lists(scores(masked), min_size=size * n, max_size=size * n))).reshape(size, n)
+    gamma = np.array([draw(GAMMAS) for _ in range(size)])
+    if constraint == "top-k":
+        theta[0][np.isneginf(theta[0])] = 0.25
+        least = (~np.isneginf(theta)).sum(axis=-1)
+        return Problem(theta, None, np.array([3, *(draw(st.integers(0, min(int(k), 3))) for k in least[1:])]), gamma)
+    weights = np.array(draw(st.lists(st.integers(0, 5), min_size=size * n, max_size=size * n))).reshape(size, n)
+    weights[0, 0] = 12
+    return Problem(theta, weights, np.array([12, *(draw(st.integers(0, 12)) for _ in range(size - 1))]), gamma)
 
 
 INF = np.inf

@@ -99,23 +99,26 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, error: np.ndarray, wh
     assert not wrong.any(), f"{what} gave {actual[wrong]} instead of {expected[wrong]}, allowed {error[wrong]}"
 
 
+@pytest.mark.thinned_where_compiled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(data=st.data())
 def test_operation_is_the_enumeration(operation, dtype, backend, regularizer, constraint, data):
-    problem = data.draw(problems(constraint))
+    problem = data.draw(problems(constraint, one_shape=backend.is_jax))
     result, expected, error = OPERATIONS[operation].run(problem, regularizer, backend, dtype)
     assert_close(backend.to_numpy(result), expected, error)
 
 
+@pytest.mark.thinned_where_compiled(3)
 @pytest.mark.parametrize("edge", EDGES)
 def test_operations_at_the_edges(edge, backend, regularizer):
     for name, operation in OPERATIONS.items():
-        for dtype in ("float32", "float64"):
+        for dtype in backend.wide_dtypes:
             result, expected, error = operation.run(EDGES[edge], regularizer, backend, dtype)
             assert_close(backend.to_numpy(result), expected, error, name)
 
 
+@pytest.mark.thinned_where_compiled(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_result_has_the_type_dtype_and_batch_of_theta(operation, backend, regularizer):
     for dtype in backend.dtypes:
@@ -131,6 +134,7 @@ def rounded_once(backend: Backend, array: Any, dtype: str) -> np.ndarray:
     return backend.to_numpy(backend.asarray(backend.to_numpy(array), dtype))
 
 
+@pytest.mark.thinned_where_compiled(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_half_precision_is_one_rounding_of_the_float32_answer(operation, backend, regularizer):
     for dtype in set(backend.dtypes) - {"float32", "float64"}:
@@ -150,6 +154,7 @@ def test_half_precision_is_one_rounding_of_the_float32_answer(operation, backend
             np.testing.assert_array_equal(backend.to_numpy(result), rounded_once(backend, run("float32"), dtype))
 
 
+@pytest.mark.thinned_where_compiled(3)
 @pytest.mark.parametrize("operation", ["value", "relax", "entropy"])
 def test_half_precision_against_enumeration(operation, backend, regularizer, constraint):
     edge = EDGES["batch of rank 2" if constraint == "knapsack" else "masked, top-k"]
@@ -181,8 +186,8 @@ def test_memory_layout_does_not_matter(operation, name, layout, regularizer):
 
 def test_integers_of_every_kind_are_welcome(backend):
     theta = np.array([[0.75, -0.5, 1.5, 0.25], [-1.0, 2.0, 0.5, 1.25]])
-    plain = backend.to_numpy(kg.relax(backend.asarray(theta, "float64"), kg.Knapsack([2, 1, 3, 1], 4), kg.Gini()))
-    top = backend.to_numpy(kg.relax(backend.asarray(theta, "float64"), kg.TopK(2), kg.Gini()))
+    plain = backend.to_numpy(kg.relax(backend.asarray(theta, backend.widest), kg.Knapsack([2, 1, 3, 1], 4), kg.Gini()))
+    top = backend.to_numpy(kg.relax(backend.asarray(theta, backend.widest), kg.TopK(2), kg.Gini()))
     forms: list[Callable[[Any], Any]] = [
         tuple,
         np.array,
@@ -197,20 +202,20 @@ def test_integers_of_every_kind_are_welcome(backend):
             lambda x: torch.tensor(x, dtype=torch.uint8),
         ]
     for form in forms:
-        given_theta = backend.asarray(theta, "float64")
+        given_theta = backend.asarray(theta, backend.widest)
         for constraint in (kg.Knapsack(form([2, 1, 3, 1]), 4), kg.Knapsack([2, 1, 3, 1], form([4, 4]))):
             np.testing.assert_array_equal(backend.to_numpy(kg.relax(given_theta, constraint, kg.Gini())), plain)
         np.testing.assert_array_equal(backend.to_numpy(kg.relax(given_theta, kg.TopK(form([2, 2])), kg.Gini())), top)
     for four in (np.int64(4), np.uint8(4), np.array(4)):
         constraint = kg.Knapsack([2, 1, 3, 1], four)
         np.testing.assert_array_equal(
-            backend.to_numpy(kg.relax(backend.asarray(theta, "float64"), constraint, kg.Gini())), plain
+            backend.to_numpy(kg.relax(backend.asarray(theta, backend.widest), constraint, kg.Gini())), plain
         )
 
 
 def test_gamma_of_every_kind_is_welcome(backend, regularizer):
     problem = EDGES["batch of rank 2"]
-    theta = backend.asarray(problem.theta, "float64")
+    theta = backend.asarray(problem.theta, backend.widest)
 
     def relax(gamma: Any) -> np.ndarray:
         smoothing = replace(problem, gamma=gamma).regularizer(regularizer)
@@ -222,7 +227,7 @@ def test_gamma_of_every_kind_is_welcome(backend, regularizer):
         np.array(0.5),
         np.full((2, 1), 0.5),
         np.full(3, 0.5),
-        backend.asarray([0.5] * 3, "float64"),
+        backend.asarray([0.5] * 3, backend.widest),
     ):
         np.testing.assert_array_equal(relax(gamma), plain)
     assert not np.array_equal(relax(1), plain)
@@ -247,10 +252,11 @@ def assert_log_probs(
     assert_close(actual, expected, allowed)
 
 
+@pytest.mark.thinned_where_compiled(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(data=st.data())
 def test_log_prob_of_every_selection(dtype, backend, regularizer, constraint, data):
-    problem = data.draw(problems(constraint, max_n=5)).rounded(dtype)
+    problem = data.draw(problems(constraint, max_n=5, one_shape=backend.is_jax)).rounded(dtype)
     y = problem.selections()
     theta = backend.asarray(problem.theta, dtype)
     actual = backend.to_numpy(
@@ -268,15 +274,16 @@ def test_log_prob_of_every_selection(dtype, backend, regularizer, constraint, da
     assert_log_probs(actual, expected, possible, dtype, problem.n, regularizer == "shannon")
 
 
+@pytest.mark.thinned_where_compiled(3)
 def test_log_prob_takes_samples_in_front_of_the_batch(backend, regularizer):
     for edge in ("no batch", "batch of rank 2", "k for each instance", "empty batch", "no items"):
         problem = EDGES[edge]
-        theta = backend.asarray(problem.theta, "float64")
+        theta = backend.asarray(problem.theta, backend.widest)
         arguments = problem.constraint, problem.regularizer(regularizer)
         target = target_of(problem)
-        one = backend.to_numpy(kg.log_prob(theta, backend.asarray(target, "float64"), *arguments))
+        one = backend.to_numpy(kg.log_prob(theta, backend.asarray(target, backend.widest), *arguments))
         for front in ((3,), (2, 3), (0,)):
-            many = backend.asarray(np.broadcast_to(target, (*front, *target.shape)).copy(), "float64")
+            many = backend.asarray(np.broadcast_to(target, (*front, *target.shape)).copy(), backend.widest)
             np.testing.assert_array_equal(
                 backend.to_numpy(kg.log_prob(theta, many, *arguments)), np.broadcast_to(one, (*front, *one.shape))
             )
@@ -287,10 +294,11 @@ def test_log_prob_takes_samples_in_front_of_the_batch(backend, regularizer):
 def test_solve_finds_an_optimum(dtype, backend, constraint, data):
     if dtype not in backend.dtypes:
         return
-    problem = data.draw(problems(constraint, max_n=7)).rounded(dtype)
+    problem = data.draw(problems(constraint, max_n=7, one_shape=backend.is_jax)).rounded(dtype)
     check_solve(problem, backend, dtype)
 
 
+@pytest.mark.thinned_where_compiled(1)
 @pytest.mark.parametrize("edge", EDGES)
 def test_solve_at_the_edges(edge, backend):
     for dtype in backend.dtypes:
@@ -320,6 +328,7 @@ SAMPLED = (
 )
 
 
+@pytest.mark.thinned_where_compiled(4)
 @pytest.mark.parametrize("edge", SAMPLED)
 def test_sample_puts_num_samples_in_front(edge, backend, regularizer):
     problem = EDGES[edge]
@@ -335,7 +344,7 @@ def test_sample_puts_num_samples_in_front(edge, backend, regularizer):
 
 @given(data=st.data())
 def test_samples_are_feasible(backend, regularizer, constraint, data):
-    problem = data.draw(problems(constraint))
+    problem = data.draw(problems(constraint, one_shape=backend.is_jax))
     theta = backend.asarray(problem.theta, "float32")
     y = kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=20, rng=backend.rng(0))
     assert problem.allows(backend.to_numpy(y))
@@ -350,26 +359,29 @@ def test_samples_repeat_for_a_seed(name, generator, regularizer):
     backend, problem = BACKENDS[name], EDGES["batch of rank 2"]
 
     def draw(rng: Any) -> np.ndarray:
-        theta = backend.asarray(problem.theta, "float64")
-        return backend.to_numpy(
-            kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=40, rng=rng)
-        )
+        with backend.active():
+            theta = backend.asarray(problem.theta, backend.widest)
+            return backend.to_numpy(
+                kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=40, rng=rng)
+            )
 
-    make = BACKENDS[name].generators[generator]
+    make = backend.generators[generator]
     first = draw(make(7))
     np.testing.assert_array_equal(draw(make(7)), first)
     assert not np.array_equal(draw(make(8)), first)
     rng = make(7)
-    if not isinstance(rng, int):
+    if not isinstance(rng, int) and not backend.is_jax:
         np.testing.assert_array_equal(draw(rng), first)
         assert not np.array_equal(draw(rng), first), "a generator moves on"
 
 
 def test_samples_without_rng_follow_the_global_generator(backend, regularizer):
+    if backend.is_jax:
+        pytest.skip("JAX has no global generator")
     problem = EDGES["batch of rank 2"]
 
     def draw() -> np.ndarray:
-        theta = backend.asarray(problem.theta, "float64")
+        theta = backend.asarray(problem.theta, backend.widest)
         return backend.to_numpy(kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=40))
 
     backend.seed_global(3)
@@ -395,6 +407,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.thinned_where_compiled(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("many", [True, False], ids=["num_samples", "a batch"])
 def test_sample_frequencies(many, dtype, backend, regularizer, constraint):
@@ -419,10 +432,10 @@ def test_sample_frequencies(many, dtype, backend, regularizer, constraint):
 
 @pytest.mark.parametrize("pair", ["samples", "instances"])
 def test_samples_are_independent(pair, backend, regularizer):
-    problem = DISTRIBUTIONS["top-k"]
+    problem = DISTRIBUTIONS["top-k"].rounded(backend.widest)
     theta = np.broadcast_to(problem.theta, (2, problem.n)).copy()
     y = kg.sample(
-        backend.asarray(theta, "float64"),
+        backend.asarray(theta, backend.widest),
         problem.constraint,
         problem.regularizer(regularizer),
         num_samples=20_000,
@@ -437,54 +450,56 @@ def test_samples_are_independent(pair, backend, regularizer):
     assert chi_square_p_value(seen, joint) > 1e-4
 
 
+@pytest.mark.thinned_where_compiled(2)
 @given(data=st.data())
 def test_divergence_is_zero_at_the_prior_and_positive_elsewhere(backend, regularizer, constraint, data):
-    problem = data.draw(problems(constraint, masked=False))
-    theta = backend.asarray(problem.theta, "float64")
+    problem = data.draw(problems(constraint, masked=False, one_shape=backend.is_jax))
+    theta = backend.asarray(problem.theta, backend.widest)
     smoothing = problem.regularizer(regularizer)
-    error = TOLERANCES["float64"].value * np.maximum(problem.scale(), np.abs(prior_of(problem)).max(initial=0.0))
+    error = TOLERANCES[backend.widest].value * np.maximum(problem.scale(), np.abs(prior_of(problem)).max(initial=0.0))
     at_prior = backend.to_numpy(kg.divergence(theta, problem.constraint, smoothing, prior=theta))
     assert (np.abs(at_prior) <= error).all()
-    prior = backend.asarray(prior_of(problem), "float64")
+    prior = backend.asarray(prior_of(problem), backend.widest)
     assert (backend.to_numpy(kg.divergence(theta, problem.constraint, smoothing, prior=prior)) >= -error).all()
 
 
 @given(data=st.data())
 def test_shannon_divergence_is_the_kullback_leibler_divergence(backend, constraint, data):
-    problem = replace(data.draw(problems(constraint)), gamma=1.0)
-    theta = backend.asarray(problem.theta, "float64")
+    problem = replace(data.draw(problems(constraint, one_shape=backend.is_jax)), gamma=1.0).rounded(backend.widest)
+    theta = backend.asarray(problem.theta, backend.widest)
     prior = prior_of(problem)
     actual = backend.to_numpy(
-        kg.divergence(theta, problem.constraint, kg.Shannon(), prior=backend.asarray(prior, "float64"))
+        kg.divergence(theta, problem.constraint, kg.Shannon(), prior=backend.asarray(prior, backend.widest))
     )
     others = replace(problem, theta=prior).truths("shannon")
     relative = []
     for one, other in zip(problem.truths("shannon"), others):
         relative.append(float(sum(p * (one.log_probs[y] - other.log_probs[y]) for y, p in one.probabilities.items())))
-    assert_close(actual, problem.batched(relative), TOLERANCES["float64"].value * np.maximum(problem.scale(), 1.0))
+    assert_close(actual, problem.batched(relative), TOLERANCES[backend.widest].value * np.maximum(problem.scale(), 1.0))
 
 
+@pytest.mark.thinned_where_compiled(2)
 @given(data=st.data())
 def test_fenchel_young_loss_vanishes_where_relax_is_the_target(backend, regularizer, constraint, data):
     """For a sharp score a sparse relax is its own target; the loss of any feasible target is positive."""
-    problem = data.draw(problems(constraint, masked=False))
+    problem = data.draw(problems(constraint, masked=False, one_shape=backend.is_jax))
     target = target_of(problem)
     sharp = replace(problem, theta=(2 * target - 1) * 50.0 * np.asarray(problem.gamma, dtype=float)[..., None])
     loss = backend.to_numpy(
         kg.fenchel_young_loss(
-            backend.asarray(sharp.theta, "float64"),
-            backend.asarray(target, "float64"),
+            backend.asarray(sharp.theta, backend.widest),
+            backend.asarray(target, backend.widest),
             problem.constraint,
             problem.regularizer(regularizer),
         )
     )
-    assert (np.abs(loss) <= TOLERANCES["float64"].value * sharp.scale()).all()
+    assert (np.abs(loss) <= TOLERANCES[backend.widest].value * sharp.scale()).all()
     other = backend.to_numpy(
         kg.fenchel_young_loss(
-            backend.asarray(prior_of(problem), "float64"),
-            backend.asarray(target, "float64"),
+            backend.asarray(prior_of(problem), backend.widest),
+            backend.asarray(target, backend.widest),
             problem.constraint,
             problem.regularizer(regularizer),
         )
     )
-    assert (other >= -TOLERANCES["float64"].value).all()
+    assert (other >= -TOLERANCES[backend.widest].value).all()

@@ -150,7 +150,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
         raise ValueError(
             f"y must have the shape of theta, {tuple(theta.shape)}, or that with samples in front; got {tuple(y.shape)}"
         )
-    if backend.can_look(y) and not bool(((y == 0) | (y == 1)).all()):
+    if not backend.may_be_selection(y):
         raise ValueError("y must be a selection of zeros and ones; for soft targets use knapgrad.fenchel_young_loss")
     scores, y = backend.double(theta), backend.double(y)
     if regularizer.name == "shannon":

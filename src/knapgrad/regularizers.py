@@ -208,6 +208,7 @@ def check_positive(gamma: Any) -> None:
         traced = isinstance(gamma, jax.core.Tracer)
         if traced or any(device.platform != "cpu" for device in gamma.devices()):
             return
+        gamma = np.asarray(gamma)  # a comparison of JAX arrays would be traced
     try:
         good = (gamma > 0) & (gamma < float("inf"))
         good = bool(good if isinstance(gamma, (int, float)) else good.all())

@@ -25,29 +25,18 @@ def _compiled(function: Any) -> Any:
         *extra, weights, capacity, gamma, regularizer, exactly, reach = rest
         heaviest = int(weights.max(initial=0)) if isinstance(weights, np.ndarray) else reach + 1
         choice = Choice(regularizer, exactly, reach, heaviest)
-        return compiled(choice, _problem(theta, weights, capacity, gamma), *extra)
+        return compiled(choice, Problem(theta, weights, capacity, jnp.asarray(gamma, theta.dtype)), *extra)
 
     return call
 
 
-def _problem(theta: Array, weights: Any, capacity: Any, gamma: Any) -> Problem:
-    """gamma in theta's type, and what it lost: rounded, it would move near-ties."""
-    if isinstance(gamma, Array):
-        low = jnp.zeros(gamma.shape, theta.dtype)
-        return Problem(theta, weights, capacity, gamma.astype(theta.dtype), low)
-    high = np.asarray(gamma, theta.dtype)
-    return Problem(theta, weights, capacity, jnp.asarray(high), jnp.asarray(gamma - high, theta.dtype))
+_value, _operator, _solve = _compiled(operators.value), _compiled(operators.operator), _compiled(operators.solve)
+entropy, sample, log_prob = _compiled(operators.entropy), _compiled(operators.sample), _compiled(operators.log_prob)
 
 
-_operator, _entropy = _compiled(operators.operator), _compiled(operators.entropy)
-entropy, sample, log_prob = _entropy, _compiled(operators.sample), _compiled(operators.log_prob)
-
-
-def operator(theta: Array, *problem: Any) -> tuple[Array, Array]:
-    return _operator(theta, *problem[:-1])  # relaxed or not: JAX drops a result that is not used
-
-
-_solve = _compiled(operators.solve)
+def operator(theta: Array, *problem: Any) -> tuple[Array, Array | None]:
+    *problem_alone, relaxed = problem
+    return _operator(theta, *problem_alone) if relaxed else (_value(theta, *problem_alone), None)
 
 
 def solve(theta: Array, weights: Any, capacity: Any, exactly: bool, reach: int) -> Array:
@@ -59,17 +48,19 @@ def is_floating(x: Array) -> bool:
 
 
 def differentiates(*arrays: Any) -> bool:
-    """Whether a gradient will be asked for: JAX does not say."""
-    return True
+    """Whether the relaxed selection is worth computing beside a value: JAX asks again when it differentiates."""
+    return False
 
 
 def detached(x: Array) -> Array:
     return jax.lax.stop_gradient(x)
 
 
-def can_look(x: Any) -> bool:
-    """Whether values can be looked at without stalling a device or breaking a trace."""
-    return not isinstance(x, jax.core.Tracer) and all(device.platform == "cpu" for device in x.devices())
+def may_be_selection(y: Array) -> bool:
+    """False if it can be seen, without stalling a device or a trace, that it is not of zeros and ones."""
+    if isinstance(y, jax.core.Tracer) or any(device.platform != "cpu" for device in y.devices()):
+        return True
+    return bool(np.isin(np.asarray(y), (0, 1)).all())
 
 
 def computable(x: Array) -> Array:

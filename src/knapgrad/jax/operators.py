@@ -1,8 +1,8 @@
 """The sweeps as JAX functions of a batch, with their derivatives.
 
-Every function takes theta (*batch, n), int32 weights broadcastable to it, capacity and gamma (and what gamma lost in
-rounding) broadcastable to the batch, and computes a function of theta / gamma. Only theta is kept for a backward pass:
-derivatives are linear functions that compute again what they need, forwards and transposed.
+Every function takes theta (*batch, n), int32 weights broadcastable to it, capacity and gamma broadcastable to the
+batch, and computes a function of theta / gamma. Only theta is kept for a backward pass: derivatives are linear
+functions that compute again what they need, forwards and transposed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _batched(function: Any, choice: Choice, problem: Problem, extra: tuple[Array
     size = prod(batch)
     axes: list[Any] = [0]
     flat: list[Array] = []
-    for x, shape in zip(constants, ((n,), (), (), ())):
+    for x, shape in zip(constants, ((n,), (), ())):
         shared = x.size == prod(shape)
         axes.append(None if shared else 0)
         flat.append(x.reshape(shape) if shared else jnp.broadcast_to(x, (*batch, *shape)).reshape(size, *shape))
@@ -42,6 +42,19 @@ def _direction(problem: Problem, tangents: Problem) -> Array:
     finite = jnp.where(problem.theta == -jnp.inf, 0.0, problem.theta)
     gamma = problem.gamma[..., None]
     return (tangents.theta - finite / gamma * tangents.gamma[..., None]) / gamma
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def value(choice: Choice, problem: Problem) -> Array:
+    """The smoothed optimum (*batch,). By itself it is twice differentiable in every mode: the derivative of
+    :func:`operator` in forward mode always has that of the selection with it, which has no further one."""
+    return operator(choice, problem)[0]
+
+
+@value.defjvp
+def _value_jvp(choice: Choice, primals: tuple[Problem], tangents: tuple[Problem]) -> Any:
+    optimum, y = operator(choice, primals[0])
+    return optimum, (y * _direction(primals[0], tangents[0])).sum(-1)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

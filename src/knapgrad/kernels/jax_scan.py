@@ -41,8 +41,7 @@ class Problem(NamedTuple):
     theta: Array  # (n,)
     weights: Array  # (n,), int32, at most reach + 1
     capacity: Array  # (), int32, at most reach; below 0 if it is not valid
-    gamma: Array  # ()
-    gamma_low: Array  # (), what gamma lost when it was rounded to theta's type
+    gamma: Array  # (), of theta's type: rounding it scales all scores alike, which does no harm
 
 
 # Numbers of twice the precision.
@@ -88,7 +87,7 @@ def _scores(problem: Problem) -> Pair:
     low = None
     if theta.dtype != jnp.float64:
         (a, b), (c, d) = _halves(high), _halves(gamma)
-        rest = (((theta - a * c) - a * d) - b * c) - b * d - high * problem.gamma_low
+        rest = (((theta - a * c) - a * d) - b * c) - b * d
         low = rest / gamma
         low = jnp.where(jnp.isfinite(low), low, 0.0)
     return Pair(jnp.where(out, INFEASIBLE, jnp.where(high == jnp.inf, jnp.nan, high)), low)

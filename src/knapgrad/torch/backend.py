@@ -45,9 +45,11 @@ def detached(x: Tensor) -> Tensor:
     return x.detach()
 
 
-def can_look(x: Tensor) -> bool:
-    """Whether values can be looked at without stalling a device or breaking a trace."""
-    return not (x.is_cuda or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(x))
+def may_be_selection(y: Tensor) -> bool:
+    """False if it can be seen, without stalling a device or breaking a trace, that it is not of zeros and ones."""
+    if y.is_cuda or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(y):
+        return True
+    return bool(((y == 0) | (y == 1)).all())
 
 
 def computable(x: Tensor) -> Tensor:

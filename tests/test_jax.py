@@ -1,0 +1,585 @@
+"""JAX: traced problems, transformations, derivatives, float32 without x64, keys, sharding and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from jax.test_util import check_grads  # noqa: E402
+
+import knapgrad as kg  # noqa: E402
+from backends import TOLERANCES  # noqa: E402
+from instances import Problem  # noqa: E402
+from knapgrad.kernels import jax_scan  # noqa: E402
+from oracles import LONG_IS_LONGER, chi_square_p_value, long_table  # noqa: E402
+
+SMOOTHINGS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
+BATCH, N, WIDTH = 3, 6, 8
+_rng = np.random.default_rng(4)
+THETA = _rng.standard_normal((BATCH, N)).astype(np.float32).astype(np.float64)
+PRIOR = _rng.standard_normal((BATCH, N)).astype(np.float32).astype(np.float64)
+Z = _rng.standard_normal((BATCH, N)).astype(np.float32).astype(np.float64)
+WEIGHTS = _rng.integers(0, 5, (BATCH, N))
+CAPACITY = np.array([3, 5, 4])
+GAMMA = np.array([0.5, 1.0, 2.0])
+
+Operation = Callable[[Any, Any, Any, Any, Any], Any]
+
+#: theta, a selection, a prior, the constraint and the regularizer -> what is differentiated
+OPERATIONS: dict[str, Operation] = {
+    "value": lambda theta, y, prior, limit, smoothing: kg.value(theta, limit, smoothing),
+    "relax": lambda theta, y, prior, limit, smoothing: kg.relax(theta, limit, smoothing),
+    "entropy": lambda theta, y, prior, limit, smoothing: kg.entropy(theta, limit, smoothing),
+    "log_prob": lambda theta, y, prior, limit, smoothing: kg.log_prob(theta, y, limit, smoothing),
+    "fenchel_young_loss": lambda theta, y, prior, limit, smoothing: kg.fenchel_young_loss(theta, y, limit, smoothing),
+    "divergence": lambda theta, y, prior, limit, smoothing: kg.divergence(theta, limit, smoothing, prior=prior),
+}
+
+
+def limited(constraint: str, weights: Any = WEIGHTS, capacity: Any = CAPACITY) -> Any:
+    """A constraint whose arguments may be traced; k is below n = 6."""
+    return kg.TopK(capacity) if constraint == "top-k" else kg.Knapsack(weights, capacity, max_capacity=WIDTH)
+
+
+@pytest.fixture(autouse=True)
+def without_x64() -> Iterator[None]:
+    with jax.enable_x64(False):
+        yield
+
+
+@pytest.fixture
+def x64(without_x64: None) -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def close(actual: Any, expected: Any, tolerance: float, what: str = "it") -> None:
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, what
+    error = np.abs(actual - expected).max(initial=0.0)
+    assert error <= tolerance * max(1.0, np.abs(expected).max(initial=0.0)), f"{what} is off by {error}"
+
+
+# Traced problems
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_traced_operations_and_their_gradients_are_those_of_torch(dtype, regularizer, constraint):
+    """Everything is an argument of one compiled function: the scores, the constraint and gamma."""
+    torch = pytest.importorskip("torch")
+    y = kg.solve(THETA, limited(constraint))
+
+    def weighted(result: Any, z: Any) -> Any:
+        return (result * (z if result.ndim == 2 else z[..., 0])).sum()
+
+    with jax.enable_x64(dtype == "float64"):
+
+        @jax.jit
+        def everything(theta: Any, gamma: Any, y: Any, prior: Any, z: Any, weights: Any, capacity: Any) -> Any:
+            def one(operation: Operation) -> Any:
+                def scalar(theta: Any, gamma: Any) -> Any:
+                    smoothing = SMOOTHINGS[regularizer](gamma)
+                    result = operation(theta, y, prior, limited(constraint, weights, capacity), smoothing)
+                    return weighted(result, z), result
+
+                (_, result), gradients = jax.value_and_grad(scalar, (0, 1), has_aux=True)(theta, gamma)
+                return result, gradients
+
+            return {name: one(operation) for name, operation in OPERATIONS.items()}
+
+        floats = [jnp.asarray(x, dtype) for x in (THETA, GAMMA, y, PRIOR, Z)]
+        found = jax.tree.map(np.asarray, everything(*floats, jnp.asarray(WEIGHTS), jnp.asarray(CAPACITY)))
+
+    tolerance = TOLERANCES[dtype]
+    for name, operation in OPERATIONS.items():
+        result, gradients = found[name]
+        assert result.dtype == dtype and all(x.dtype == dtype for x in gradients), name
+        smoothing = SMOOTHINGS[regularizer](GAMMA)
+        close(result, operation(THETA, y, PRIOR, limited(constraint), smoothing), tolerance.relax, name)
+        theta, gamma = (torch.tensor(x, requires_grad=True) for x in (THETA, GAMMA))
+        expected = operation(
+            theta, torch.tensor(y), torch.tensor(PRIOR), limited(constraint), SMOOTHINGS[regularizer](gamma)
+        )
+        weighted(expected, torch.tensor(Z)).backward()
+        for which, actual, grad in zip(("theta", "gamma"), gradients, (theta.grad, gamma.grad)):
+            close(actual, grad.numpy(), tolerance.vjp, f"the gradient of {name} by {which}")
+
+
+def test_solve_and_sample_of_a_traced_problem(constraint):
+    @jax.jit
+    def both(theta: Any, weights: Any, capacity: Any, gamma: Any, key: Any) -> Any:
+        limit = limited(constraint, weights, capacity)
+        return kg.solve(theta, limit), kg.sample(theta, limit, kg.Gini(gamma), num_samples=50, rng=key)
+
+    theta = jnp.asarray(THETA, jnp.float32)
+    best, y = both(theta, WEIGHTS, CAPACITY, jnp.asarray(GAMMA, jnp.float32), jax.random.key(0))
+    np.testing.assert_array_equal(best, kg.solve(THETA, limited(constraint)))
+    assert Problem(THETA, None if constraint == "top-k" else WEIGHTS, CAPACITY).allows(np.asarray(y))
+
+
+def test_a_traced_capacity_needs_no_bound_if_the_weights_are_known():
+    weights = WEIGHTS[0]
+
+    @jax.jit
+    def relax(theta: Any, capacity: Any) -> Any:
+        return kg.relax(theta, kg.Knapsack(weights, capacity), kg.Gini())
+
+    theta = jnp.asarray(THETA, jnp.float32)
+    for capacity in (0, 3, int(weights.sum()), 1000):
+        close(relax(theta, capacity), kg.relax(THETA, kg.Knapsack(weights, capacity), kg.Gini()), 1e-5)
+
+
+def test_traced_weights_take_their_width_from_a_known_capacity():
+    @jax.jit
+    def relax(theta: Any, weights: Any) -> Any:
+        return kg.relax(theta, kg.Knapsack(weights, CAPACITY), kg.Gini())
+
+    heavy = WEIGHTS.copy()
+    heavy[1, 2] = 2**31 - 1
+    theta = jnp.asarray(THETA, jnp.float32)
+    close(relax(theta, heavy), kg.relax(THETA, kg.Knapsack(heavy, CAPACITY), kg.Gini()), 1e-5)
+
+
+def test_traced_weights_and_capacity_without_a_bound_are_refused():
+    relax = jax.jit(lambda theta, w, c: kg.relax(theta, kg.Knapsack(w, c), kg.Gini()))
+    with pytest.raises(ValueError, match=r"weights and capacity.*max_capacity"):
+        relax(jnp.zeros(3), np.array([1, 2, 3]), 4)
+
+
+def test_a_bound_below_a_known_capacity_is_refused():
+    with pytest.raises(ValueError, match=r"max_capacity is 3.*capacity is 4"):
+        kg.Knapsack([1, 2, 3], 4, max_capacity=3)
+    with pytest.raises(ValueError, match=r"max_capacity is 1.*2"):
+        kg.TopK(2, max_capacity=1)
+
+
+def test_traced_numbers_that_are_not_integers_are_refused():
+    with pytest.raises(TypeError, match=r"weights must be integers.*float32"):
+        jax.jit(lambda w: kg.relax(jnp.zeros(3), kg.Knapsack(w, 4), kg.Gini()))(jnp.ones(3))
+    with pytest.raises(TypeError, match=r"k must be integers.*float32"):
+        jax.jit(lambda k: kg.relax(jnp.zeros(3), kg.TopK(k), kg.Gini()))(1.0)
+
+
+@pytest.mark.parametrize("bad", [WIDTH + 1, -1])
+def test_a_traced_capacity_that_is_not_valid_makes_its_instance_nan(bad, constraint):
+    bad = N + 1 if constraint == "top-k" and bad == WIDTH + 1 else bad
+
+    @jax.jit
+    def everything(theta: Any, weights: Any, capacity: Any) -> Any:
+        limit, smoothing = limited(constraint, weights, capacity), kg.Gini()
+        results = [
+            f(theta, jnp.zeros_like(theta), jnp.zeros_like(theta), limit, smoothing) for f in OPERATIONS.values()
+        ]
+        gradient = jax.grad(lambda theta: kg.relax(theta, limit, smoothing)[:, 0].sum())(theta)
+        return [*results, gradient, kg.solve(theta, limit)]
+
+    capacity = CAPACITY.copy()
+    capacity[1] = bad
+    results = everything(jnp.asarray(THETA, jnp.float32), WEIGHTS, capacity)
+    for name, result in zip((*OPERATIONS, "gradient", "solve"), results):
+        assert np.isnan(result[1]).all(), name
+        assert not np.isnan(result[::2]).any(), name
+
+
+def test_a_traced_capacity_below_its_bound_is_not_clipped():
+    """The bound only gives the table its width."""
+    relax = jax.jit(lambda theta, c, k: (kg.relax(theta, kg.Knapsack(WEIGHTS[0], c, max_capacity=5), kg.Gini()),
+                                         kg.relax(theta, kg.TopK(k, max_capacity=4), kg.Gini())))  # fmt: skip
+    theta = jnp.asarray(THETA[0], jnp.float32)
+    for number in (0, 1, 4):
+        knapsack, top = relax(theta, number, number)
+        close(knapsack, kg.relax(THETA[0], kg.Knapsack(WEIGHTS[0], number), kg.Gini()), 1e-5)
+        close(top, kg.relax(THETA[0], kg.TopK(number), kg.Gini()), 1e-5)
+    assert np.isnan(relax(theta, 6, 5)).all()
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan])
+def test_a_gamma_that_is_not_positive(bad):
+    gamma = jnp.asarray([1.0, bad, 1.0])
+    with pytest.raises(ValueError, match="gamma must be positive"):
+        kg.Gini(gamma)
+    both = jax.jit(lambda g: (kg.relax(jnp.asarray(THETA), kg.TopK(2), kg.Gini(g)),
+                              kg.value(jnp.asarray(THETA), kg.TopK(2), kg.Gini(g))))  # fmt: skip
+    for result in both(gamma):
+        assert np.isnan(result[1]).all()
+        assert np.isfinite(result[::2]).all()
+
+
+def test_a_constraint_in_the_closure_serves_several_shapes():
+    for limit in (kg.TopK(2), kg.Knapsack(WEIGHTS[0], 5)):
+        relax = jax.jit(lambda theta, limit=limit: kg.relax(theta, limit, kg.Shannon(0.7)))
+        for shape in ((N,), (2, N), (1, 3, N), (0, N)):
+            theta = np.sin(1.0 + np.arange(np.prod(shape))).reshape(shape)
+            close(relax(jnp.asarray(theta, jnp.float32)), kg.relax(theta, limit, kg.Shannon(0.7)), 1e-5)
+
+
+def test_jax_arrays_in_the_closure_of_a_compiled_function():
+    """They are known, but what is computed from them is traced."""
+    theta, gamma = jnp.asarray(THETA[0], jnp.float32), jnp.asarray(0.5)
+    y = jnp.asarray(kg.solve(THETA[0], kg.TopK(2)))
+    limit = kg.Knapsack(jnp.asarray(WEIGHTS[0]), jnp.asarray(5))
+    found = jax.jit(lambda theta: kg.relax(theta, limit, kg.Gini(gamma)))(theta)
+    close(found, kg.relax(THETA[0], limit, kg.Gini(0.5)), 1e-5)
+    for smoothing in (kg.Gini(), kg.Shannon()):
+        found = jax.jit(lambda theta: kg.log_prob(theta, y, kg.TopK(2), smoothing))(theta)
+        close(found, kg.log_prob(THETA[0], np.asarray(y), kg.TopK(2), smoothing), 1e-5)
+
+
+# Transformations
+
+
+@pytest.mark.parametrize(
+    "mapped, constraint",
+    [*((name, "knapsack") for name in ("theta", "weights", "capacity", "gamma", "all")), ("all", "top-k")],
+)
+def test_vmap_is_a_loop(mapped, constraint):
+    def three(theta: Any, weights: Any, capacity: Any, gamma: Any) -> Any:
+        limit, smoothing = limited(constraint, weights, capacity), kg.Tsallis(gamma)
+        loss = lambda theta: kg.relax(theta, limit, smoothing)[0]  # noqa: E731
+        return kg.value(theta, limit, smoothing), kg.relax(theta, limit, smoothing), jax.grad(loss)(theta)
+
+    names = ("theta", "weights", "capacity", "gamma")
+    everything = (THETA.astype(np.float32), WEIGHTS, CAPACITY, GAMMA.astype(np.float32))
+    axes = [0 if mapped in (name, "all") else None for name in names]
+    arguments = [x if axis == 0 else x[1] for x, axis in zip(everything, axes)]
+    found = jax.jit(jax.vmap(three, axes))(*arguments)
+    one = jax.jit(three)
+    for b in range(BATCH):
+        row = [x[b] if axis == 0 else x for x, axis in zip(arguments, axes)]
+        theta, weights, capacity, gamma = row
+        for actual, expected in zip(found, one(*row)):
+            close(actual[b], expected, 1e-6)
+        theta64, limit = theta.astype(np.float64), limited(constraint, weights, int(capacity))
+        close(found[1][b], kg.relax(theta64, limit, kg.Tsallis(float(gamma))), 1e-5)
+
+
+def test_nested_vmap(constraint):
+    theta = np.stack([THETA, -THETA]).astype(np.float32)  # (2, batch, n)
+    gamma = np.array([0.6, 1.7], np.float32)
+
+    def relax(theta: Any, weights: Any, capacity: Any, gamma: Any) -> Any:
+        return kg.relax(theta, limited(constraint, weights, capacity), kg.Gini(gamma))
+
+    inner = jax.vmap(relax, (0, 0, 0, None))
+    found = jax.jit(jax.vmap(inner, (0, None, None, 0)))(theta, WEIGHTS, CAPACITY, gamma)
+    for a in range(2):
+        expected = kg.relax(theta[a].astype(np.float64), limited(constraint), kg.Gini(float(gamma[a])))
+        close(found[a], expected, 1e-5)
+
+
+def test_vmap_over_samples_keys_and_selections():
+    theta, limit = jnp.asarray(THETA, jnp.float32), kg.TopK(2)
+    keys = jax.random.split(jax.random.key(0), BATCH)
+    y = jax.vmap(lambda theta, key: kg.sample(theta, limit, kg.Gini(), rng=key))(theta, keys)
+    for b in range(BATCH):
+        np.testing.assert_array_equal(y[b], kg.sample(theta[b], limit, kg.Gini(), rng=keys[b]))
+    mapped = jax.vmap(lambda theta, y: kg.log_prob(theta, y, limit, kg.Gini()))(theta, y)
+    close(mapped, kg.log_prob(THETA, np.asarray(y), limit, kg.Gini()), 1e-5)
+
+
+def test_jacobians(x64, regularizer, constraint):
+    """Forward and reverse agree, the Jacobian of relax is symmetric, and it is the Hessian of value."""
+    limit, smoothing = limited(constraint, WEIGHTS[1], 3), SMOOTHINGS[regularizer](1.5)
+
+    @jax.jit
+    def four(theta: Any) -> Any:
+        def relax(theta: Any) -> Any:
+            return kg.relax(theta, limit, smoothing)
+
+        def value(theta: Any) -> Any:
+            return kg.value(theta, limit, smoothing)
+
+        return jax.jacfwd(relax)(theta), jax.jacrev(relax)(theta), jax.hessian(value)(theta), jax.grad(value)(theta)
+
+    forward, reverse, hessian, gradient = four(jnp.asarray(THETA[1]))
+    close(forward, reverse, 1e-13)
+    close(forward, forward.T, 1e-13)
+    close(hessian, forward, 1e-13)
+    close(gradient, kg.relax(THETA[1], limit, smoothing), 1e-12)
+    step = 1e-6 * np.eye(N)
+    around = kg.relax(THETA[1] + step, limit, smoothing) - kg.relax(THETA[1] - step, limit, smoothing)
+    close(forward, around / 2e-6, 1e-7)
+    assert np.abs(forward).max() > 1e-2
+
+
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
+def test_the_second_derivative_of_value_in_every_mode(inner, outer, x64):
+    limit = kg.TopK(2)
+    hessian = jax.jit(outer(inner(lambda theta: kg.value(theta, limit, kg.Shannon()))))(jnp.asarray(THETA[0]))
+    close(
+        hessian, jax.jit(jax.jacrev(lambda theta: kg.relax(theta, limit, kg.Shannon())))(jnp.asarray(THETA[0])), 1e-13
+    )
+
+
+def test_jvp_and_vjp_under_jit_and_vmap(x64, regularizer):
+    limit, smoothing = kg.Knapsack(WEIGHTS[1], 5), SMOOTHINGS[regularizer](0.8)
+
+    def relax(theta: Any) -> Any:
+        return kg.relax(theta, limit, smoothing)
+
+    forward = jax.jit(jax.vmap(lambda theta, z: jax.jvp(relax, (theta,), (z,))[1]))
+    reverse = jax.jit(jax.vmap(lambda theta, z: jax.vjp(relax, theta)[1](z)[0]))
+    theta, z = jnp.asarray(THETA), jnp.asarray(Z)
+    jacobian = jax.jit(jax.vmap(jax.jacfwd(relax)))(theta)
+    close(forward(theta, z), jnp.einsum("bij,bj->bi", jacobian, z), 1e-13)
+    close(reverse(theta, z), jnp.einsum("bij,bi->bj", jacobian, z), 1e-13)
+    pushed, linear = jax.linearize(relax, theta[0])
+    close(pushed, relax(theta[0]), 0.0)
+    close(linear(z[0]), forward(theta, z)[0], 1e-13)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_derivatives_by_finite_differences(operation, x64, regularizer):
+    """By theta and gamma; of value to the second order."""
+    y = jnp.asarray(kg.solve(THETA[1], limited("knapsack", WEIGHTS[1], 5)))
+
+    def of(theta: Any, log_gamma: Any) -> Any:
+        limit, smoothing = limited("knapsack", WEIGHTS[1], 5), SMOOTHINGS[regularizer](jnp.exp(log_gamma))
+        return OPERATIONS[operation](theta, y, jnp.asarray(PRIOR[1]), limit, smoothing)
+
+    order = 2 if operation == "value" else 1
+    check_grads(jax.jit(of), (jnp.asarray(THETA[1]), jnp.asarray(0.3)), order, ("fwd", "rev"), atol=1e-5, rtol=1e-5)
+
+
+def test_a_masked_item_has_no_gradient_and_gives_gamma_no_nan(constraint):
+    theta = THETA.astype(np.float32)
+    theta[0, 2] = theta[1, 0] = -np.inf
+
+    @jax.jit
+    def gradients(theta: Any, gamma: Any) -> Any:
+        def total(theta: Any, gamma: Any, f: Any) -> Any:
+            return (f(theta, limited(constraint), kg.Gini(gamma)) ** 2).sum()
+
+        return [jax.grad(total, (0, 1))(theta, gamma, f) for f in (kg.value, kg.relax, kg.entropy)]
+
+    for by_theta, by_gamma in gradients(theta, jnp.asarray(GAMMA, jnp.float32)):
+        assert np.isfinite(by_theta).all() and np.isfinite(by_gamma).all()
+        assert by_theta[0, 2] == by_theta[1, 0] == 0
+        assert (by_gamma != 0).any()
+
+
+def test_a_third_derivative_says_that_there_is_none():
+    theta, limit = jnp.asarray(THETA[0], jnp.float32), kg.TopK(2)
+
+    def relax(theta: Any, gamma: Any = 1.0) -> Any:
+        return kg.relax(theta, limit, kg.Gini(gamma))
+
+    message = "no second derivative of relax"
+    with pytest.raises(NotImplementedError, match=message):
+        jax.grad(lambda theta: jax.grad(lambda theta: relax(theta)[0])(theta).sum())(theta)
+    with pytest.raises(NotImplementedError, match=message):
+        jax.jacfwd(jax.jacfwd(relax))(theta)
+    with pytest.raises(NotImplementedError, match=message):
+        jax.jit(jax.jacfwd(jax.jacrev(jax.grad(lambda theta: kg.value(theta, limit, kg.Shannon())))))(theta)
+    with pytest.raises(NotImplementedError, match=message):
+        jax.jacfwd(lambda gamma: jax.jacrev(relax)(theta, gamma))(jnp.asarray(1.0))
+
+
+def test_solve_and_samples_have_no_gradient():
+    theta, key = jnp.asarray(THETA[0], jnp.float32), jax.random.key(0)
+    for f in (lambda t: kg.solve(t, kg.TopK(2)), lambda t: kg.sample(t, kg.TopK(2), kg.Gini(), rng=key)):
+        assert not jax.grad(lambda t: (f(t) * jnp.arange(N)).sum())(theta).any()
+
+
+# float32 without float64
+
+
+def near_ties(constraint: str) -> tuple[np.ndarray, np.ndarray, int, float]:
+    """float32 scores of 1e4 gamma; every exchange of items of equal weight is worth about one gamma."""
+    gamma, rng = 1e-4, np.random.default_rng(3)
+    n = 100 if constraint == "knapsack" else 300
+    weights = rng.integers(3, 9, n) if constraint == "knapsack" else np.ones(n, int)
+    theta = (weights + gamma * rng.standard_normal(n)).astype(np.float32)
+    return theta, weights, int(weights.sum()) // 2 if constraint == "knapsack" else n // 10, gamma
+
+
+@pytest.mark.skipif(not LONG_IS_LONGER, reason="long double is double here: no truth to compare with")
+def test_near_ties_in_float32_and_that_they_need_both_parts(regularizer, constraint, monkeypatch):
+    theta, weights, capacity, gamma = near_ties(constraint)
+    exactly = constraint == "top-k"
+    value, y = long_table(theta, weights, capacity, regularizer, exactly, gamma)
+    limit = kg.TopK(capacity) if exactly else kg.Knapsack(weights, capacity)
+    smoothing = SMOOTHINGS[regularizer](gamma)
+    assert np.abs(np.asarray(kg.relax(jnp.asarray(theta), limit, smoothing)) - y).max() <= 1e-5
+    assert abs(float(kg.value(jnp.asarray(theta), limit, smoothing)) - value) <= 1e-5 * abs(value)
+
+    for rank, method in enumerate(("plus", "plus_small")):
+        whole = getattr(jax_scan.Pair, method)
+
+        def without_low(self: Any, other: Any, whole: Any = whole) -> Any:
+            high, low = whole(self, other)
+            return jax_scan.Pair(high, jnp.zeros_like(low))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(jax_scan.Pair, method, without_low)
+            batch = (1,) * (5 + rank)  # a shape of its own: JAX remembers what it has compiled
+            worse = np.asarray(kg.relax(jnp.asarray(theta).reshape(*batch, -1), limit, smoothing)).reshape(-1)
+        assert np.abs(worse - y).max() > 1e-4, f"{method} needs no low part"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_types_come_back_and_are_computed_in_float32(dtype, constraint):
+    theta = jnp.asarray(THETA, dtype)
+    wide = theta.astype(jnp.float32)
+    limit, smoothing = limited(constraint), kg.Shannon(0.1)
+    z = jnp.asarray(Z, dtype)
+
+    def both(theta: Any, z: Any) -> Any:
+        y, pull = jax.vjp(lambda theta: kg.relax(theta, limit, smoothing), theta)
+        return y, pull(z)[0], kg.value(theta, limit, smoothing), kg.solve(theta, limit)
+
+    for half, full in zip(both(theta, z), both(wide, z.astype(jnp.float32))):
+        assert half.dtype == dtype and full.dtype == jnp.float32
+        np.testing.assert_array_equal(np.asarray(half), np.asarray(full.astype(dtype)))
+
+
+# Keys
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["new style", "old style"])
+def test_samples_repeat_for_a_key_and_differ_for_another(make):
+    theta = jnp.asarray(THETA, jnp.float32)
+
+    def draw(key: Any) -> np.ndarray:
+        return np.asarray(kg.sample(theta, kg.TopK(2), kg.Shannon(), num_samples=30, rng=key))
+
+    first = draw(make(0))
+    np.testing.assert_array_equal(draw(make(0)), first)
+    assert not np.array_equal(draw(make(1)), first)
+    assert not np.array_equal(first[0], first[1]) or not np.array_equal(first[0], first[2])
+
+
+def test_what_is_not_a_key_is_refused():
+    theta = jnp.asarray(THETA, jnp.float32)
+    with pytest.raises(ValueError, match=r"rng must be a JAX key.*jax\.random\.key\(seed\)"):
+        kg.sample(theta, kg.TopK(2), kg.Gini())
+    for wrong in (0, np.random.default_rng(0), jnp.zeros(2), "seed", np.zeros(2, np.uint32)):
+        with pytest.raises(TypeError, match=rf"rng must be a JAX key.*got {type(wrong).__name__}"):
+            kg.sample(theta, kg.TopK(2), kg.Gini(), rng=wrong)
+
+
+def test_sample_frequencies(regularizer):
+    problem = Problem(np.array([0.5, -0.25, 1.0, 0.25, -0.625]), [2, 3, 1, 0, 2], 4, 1.5)
+    y = kg.sample(
+        jnp.asarray(problem.theta), problem.constraint, problem.regularizer(regularizer),
+        num_samples=20_000, rng=jax.random.key(1),
+    )  # fmt: skip
+    found, counts = np.unique(np.asarray(y), axis=0, return_counts=True)
+    seen = {tuple(int(x) for x in row): int(count) for row, count in zip(found, counts)}
+    assert chi_square_p_value(seen, problem.truths(regularizer)[0].probabilities) > 1e-4
+
+
+# What is compiled
+
+
+def test_nothing_is_called_back():
+    def loss(theta: Any, gamma: Any) -> Any:
+        return (kg.relax(theta, kg.TopK(2), kg.Gini(gamma)) ** 2).sum() + kg.entropy(theta, kg.TopK(2), kg.Gini()).sum()
+
+    arguments = jnp.zeros((2, 4)), jnp.asarray(1.0)
+    for function in (loss, jax.grad(loss, (0, 1))):
+        assert "callback" not in str(jax.make_jaxpr(function)(*arguments))
+        assert "callback" not in jax.jit(function).lower(*arguments).as_text()
+
+
+def test_no_table_is_kept_between_forward_and_backward(regularizer):
+    """theta, its weights and a few numbers an instance; a table would be 166 times as much."""
+    rng = np.random.default_rng(0)
+    batch, n = 16, 60
+    weights = rng.integers(1, 11, n)
+    limit, smoothing = kg.Knapsack(weights, int(weights.sum()) // 2), SMOOTHINGS[regularizer](0.5)
+    theta = jnp.asarray(rng.standard_normal((batch, n)), jnp.float32)
+    y = jnp.asarray(kg.solve(np.asarray(theta), limit))
+    for name, operation in OPERATIONS.items():
+        _, pull = jax.vjp(lambda theta: operation(theta, y, 0.5 * theta, limit, smoothing), theta)
+        kept = sum(x.size for x in jax.tree.leaves(pull))
+        assert theta.size <= kept <= 20 * theta.size, f"{name} keeps {kept / theta.size} times theta"
+
+
+def test_scratch_memory_is_less_than_by_a_differentiated_scan():
+    rng = np.random.default_rng(0)
+    batch, n = 16, 60
+    weights = rng.integers(1, 11, n)
+    capacity = int(weights.sum()) // 2
+    limit = kg.Knapsack(weights, capacity)
+    theta = jnp.asarray(rng.standard_normal((batch, n)), jnp.float32)
+    c, widest = np.arange(capacity + 1), int(weights.max())
+
+    def plain(theta: Any) -> Any:
+        """Shannon's value as one would write it."""
+
+        def step(row: Any, item: Any) -> Any:
+            score, w = item
+            padded = jnp.pad(row, ((0, 0), (widest, 0)))
+            pick = jax.lax.dynamic_slice_in_dim(padded, widest - w, capacity + 1, axis=1) + score[:, None]
+            return jnp.where(c >= w, row + jnp.log1p(jnp.exp(jnp.minimum(pick - row, 60.0))), row), None
+
+        first = jnp.zeros((theta.shape[0], capacity + 1))
+        return jax.lax.scan(step, first, (theta.T, jnp.asarray(weights, jnp.int32)))[0][:, capacity]
+
+    def gradient(value: Any) -> Any:
+        return jax.value_and_grad(lambda theta: value(theta).sum())
+
+    def product(value: Any) -> Any:
+        return jax.grad(lambda theta: (gradient(value)(theta)[1] ** 2).sum())
+
+    def ours(theta: Any) -> Any:
+        return kg.value(theta, limit, kg.Shannon())
+
+    for derivative in (gradient, product):
+        scratch = []
+        for value in (ours, plain):
+            compiled = jax.jit(derivative(value)).lower(theta).compile()
+            scratch.append(compiled.memory_analysis().temp_size_in_bytes)
+        np.testing.assert_allclose(
+            *(jax.tree.leaves(derivative(value)(theta))[-1] for value in (ours, plain)), atol=1e-3
+        )
+        assert scratch[0] < scratch[1]
+
+
+def test_a_batch_over_two_devices_needs_no_communication():
+    code = """
+        import jax, jax.numpy as jnp, numpy as np, knapgrad as kg
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        assert jax.device_count() == 2
+        mesh = Mesh(np.array(jax.devices()), ("data",))
+        rows = NamedSharding(mesh, P("data"))
+        rng = np.random.default_rng(0)
+        theta, z = (jnp.asarray(rng.standard_normal((8, 12)), jnp.float32) for _ in range(2))
+        weights = rng.integers(1, 6, 12)
+        limits = (
+            kg.TopK(4), kg.Knapsack(weights, 15), kg.Knapsack(rng.integers(1, 6, (8, 12)), rng.integers(5, 15, 8))
+        )
+        for limit in limits:
+            def both(theta, z):
+                y, pull = jax.vjp(lambda theta: kg.relax(theta, limit, kg.Gini(0.7)), theta)
+                return y, pull(z)[0]
+
+            plain = jax.jit(both)(theta, z)
+            spread = [jax.device_put(x, rows) for x in (theta, z)]
+            compiled = jax.jit(both).lower(*spread).compile()
+            text = compiled.as_text()
+            for word in ("all-gather", "all-to-all", "collective-permute", "all-reduce", "reduce-scatter"):
+                assert word not in text, (limit, word)
+            for one, other in zip(plain, compiled(*spread)):
+                assert other.sharding.is_equivalent_to(rows, 2), (limit, other.sharding)
+                np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=1e-6)
+        print("done")
+    """
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=300, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert done.stdout.strip() == "done", done.stderr[-3000:]
