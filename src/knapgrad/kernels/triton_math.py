@@ -31,8 +31,8 @@ def where(condition, x, y):
 
 @triton.jit
 def log1p(x):
-    """For x in [0, 1], to one rounding of 1 + x. In float32 x times a polynomial (Chebyshev fit, error 2e-8), whose terms
-    are independent of each other."""
+    """For x in [0, 1], to one rounding of 1 + x. In float32 x times a polynomial (Chebyshev fit, error 2e-8), whose
+    terms are independent of each other."""
     if x.dtype == tl.float64:
         return tl.log(1.0 + x)
     else:
