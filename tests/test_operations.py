@@ -134,10 +134,15 @@ def rounded_once(backend: Backend, array: Any, dtype: str) -> np.ndarray:
     return backend.to_numpy(backend.asarray(backend.to_numpy(array), dtype))
 
 
+def half_types(backend: Backend) -> list[str]:
+    found = sorted(set(backend.dtypes) - {"float32", "float64"})
+    return found or pytest.skip(f"{backend.name} has no half types in its row")
+
+
 @pytest.mark.thinned_where_compiled(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_half_precision_is_one_rounding_of_the_float32_answer(operation, backend, regularizer):
-    for dtype in set(backend.dtypes) - {"float32", "float64"}:
+    for dtype in half_types(backend):
         for edge in ("batch of rank 2", "gamma for each instance", "masked, top-k", "k for each instance"):
             problem = EDGES[edge].rounded(dtype)
             call = OPERATIONS[operation].call
@@ -158,7 +163,7 @@ def test_half_precision_is_one_rounding_of_the_float32_answer(operation, backend
 @pytest.mark.parametrize("operation", ["value", "relax", "entropy"])
 def test_half_precision_against_enumeration(operation, backend, regularizer, constraint):
     edge = EDGES["batch of rank 2" if constraint == "knapsack" else "masked, top-k"]
-    for dtype in set(backend.dtypes) - {"float32", "float64"}:
+    for dtype in half_types(backend):
         result, expected, error = OPERATIONS[operation].run(edge, regularizer, backend, dtype)
         assert_close(backend.to_numpy(result), expected, error)
 

@@ -159,9 +159,8 @@ def _sweep_by_item(problem: _Problem, z: Tensor, direction: str, relaxed: bool, 
             _sweep_by_item(problem.part(k, k + group), z[k : k + group], direction, relaxed, keep) for k in parts
         ]
         return tuple(torch.cat(x) for x in zip(*results))
-    length = (
-        n if keep else min(max(_ITEM_SCRATCH // row_size, 1), n)
-    )  # items whose rows of the table are kept at a time
+    # How many rows of the table are there at a time.
+    length = n if keep else min(max(_ITEM_SCRATCH // row_size, 1), n)
     capacity = problem.capacity.clamp(max=problem.reach)
     prefix = torch.minimum(problem.weights, capacity[:, None] + 1).cumsum(-1).expand(batch, n)
     prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
@@ -176,8 +175,8 @@ def _sweep_by_item(problem: _Problem, z: Tensor, direction: str, relaxed: bool, 
     def fill(first: int) -> None:
         for i in range(first, min(first + length, n)):
             triton_kernels.fill_item_kernel[(tiles, batch)](
-                theta, z, problem.weights, prefix, goal, problem.gamma, V_rows, rows, tables, problem.scale, *sizes, i,
-                i - first, problem.steps[0], problem.steps[2], **problem.options | options,
+                theta, z, prefix, goal, problem.gamma, V_rows, rows, tables, problem.scale, *sizes, i, i - first,
+                problem.steps[2], **problem.options | options,
             )  # fmt: skip
 
     with _on(theta.device):

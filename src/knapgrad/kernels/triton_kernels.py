@@ -615,10 +615,10 @@ def log_prob_kernel(
 # Rows that many programs share: one launch an item.
 
 
-@triton.jit(do_not_specialize=["n", "width", "length", "i", "row", "weights_step", "gamma_step"])
+@triton.jit(do_not_specialize=["n", "width", "length", "i", "row", "gamma_step"])
 def fill_item_kernel(
-    theta, z, weights, prefix, goal, gamma, V_rows, rows, tables,
-    scale: tl.float64, n, width, length, i, row, weights_step, gamma_step,
+    theta, z, prefix, goal, gamma, V_rows, rows, tables,
+    scale: tl.float64, n, width, length, i, row, gamma_step,
     REGULARIZER: tl.constexpr, EXACTLY: tl.constexpr, GAMMAS: tl.constexpr, BLOCK: tl.constexpr,
     DIRECTION: tl.constexpr,
 ):  # fmt: skip
