@@ -64,9 +64,10 @@ def copy_bandwidth(size: int = 2 << 30) -> float:
 def step_latency(batch: int, items: int, reach: int) -> dict[str, Any]:
     """Microseconds of one dependent step in the layout that the kernels choose for a shape."""
     from benchmarks import chain_kernels
-    from knapgrad.kernels import triton_cuda
+    from knapgrad.kernels import triton_cuda, triton_plan
 
-    plan = triton_cuda._plan(batch, items, reach, 1, 4, torch.device("cuda", torch.cuda.current_device()))
+    device = torch.device("cuda", torch.cuda.current_device())
+    plan = triton_plan.plan(batch, items, reach, 1, 4, triton_cuda.multiprocessors(device))
     chain = chain_kernels.gather_chain if plan.narrow else chain_kernels.memory_chain
     found: dict[str, Any] = {"layout": "registers" if plan.narrow else "memory", "block": plan.block}
     found["warps"] = plan.warps

@@ -53,12 +53,14 @@ def speed(results: dict[str, Any], task: str) -> str:
                 bound(median, measured.get("bound_ms")),
                 baseline(measured, "eager", None),
                 baseline(measured, "jax", results.get("jax")),
+                baseline(measured, "jax_ours", results.get("jax")),
                 number(below.get("ms")),
                 number(measured.get("over_floor"), 2),
                 below.get("larger", ""),
             ]
         )
-    header = ["batch x items", "", "ours (quartiles)", "bound", "eager torch", "JAX scan", "floor", "ours / floor"]
+    header = ["batch x items", "", "ours (quartiles)", "bound", "eager torch", "JAX scan", "ours in JAX"]
+    header += ["floor", "ours / floor"]
     return f"## {title}, milliseconds\n\n" + markdown([*header, "the floor is"], rows)
 
 

@@ -6,6 +6,8 @@ Each is a pair of jitted functions: ``forward(theta) -> value, relax`` and ``bot
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,26 +38,28 @@ def ours(problem: Problem, regularizer: str) -> Functions:
 
 
 def same_scan(problem: Problem, regularizer: str) -> Functions:
-    """The V sweep of knapgrad, rows in pairs of float32 and all; its derivatives left to JAX."""
+    """The V sweep of knapgrad, rows in float64 and all; its derivatives left to JAX."""
     weights = problem.weights[0].astype(np.int32)
     choice = jax_scan.Choice(regularizer, problem.exactly, problem.total, int(weights.max()))
 
     def value(row: Any) -> Any:
         instance = jax_scan.Problem(row, jnp.asarray(weights), jnp.int32(problem.total), jnp.float32(1))
-        return jax_scan._fill(instance, choice, None, row)[0]
+        return jax_scan._fill(instance, choice)[0]
 
-    return derived(jax.vmap(value))
+    return derived(jax.vmap(value), partial(jax_scan.float64, True))
 
 
-def derived(values: Callable[..., Any]) -> Functions:
+def derived(values: Callable[..., Any], context: Callable[[], Any] = nullcontext) -> Functions:
     """relax is the gradient of the values, the product that of relax."""
 
     def relax(theta: Any) -> Any:
-        optimum, pull = jax.vjp(values, theta)
-        return pull(jnp.ones_like(optimum))[0], optimum
+        with context():
+            optimum, pull = jax.vjp(values, theta)
+            return pull(jnp.ones_like(optimum))[0], optimum
 
     def both(theta: Any, z: Any) -> Any:
-        y, pull, optimum = jax.vjp(relax, theta, has_aux=True)
-        return optimum, y, pull(z)[0]
+        with context():
+            y, pull, optimum = jax.vjp(relax, theta, has_aux=True)
+            return optimum, y, pull(z)[0]
 
     return jax.jit(lambda theta: relax(theta)[::-1]), jax.jit(both)

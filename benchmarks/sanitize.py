@@ -9,7 +9,7 @@ import torch
 
 import knapgrad as kg
 from knapgrad.constraints import Constraint
-from knapgrad.kernels import triton_cuda
+from knapgrad.kernels import triton_plan
 from knapgrad.regularizers import Regularizer
 
 
@@ -36,9 +36,9 @@ def main() -> None:
         everything(torch.randn(5, 9), kg.TopK([0, 1, 4, 8, 9]), regularizer)
         everything(torch.randn(300, 13), kg.Knapsack(heavy, 201), regularizer)
         everything(torch.randn(2, 13), kg.Knapsack(9 * heavy, 1333), regularizer)
-        triton_cuda.LARGEST_ROW = 1000  # the same rows, shared by many programs
+        triton_plan.LARGEST_ROW = 1000  # the same rows, shared by many programs
         everything(torch.randn(2, 13), kg.Knapsack(9 * heavy, 1333), regularizer)
-        triton_cuda.LARGEST_ROW = 1 << 15
+        triton_plan.LARGEST_ROW = 1 << 15
     print("done")
 
 

@@ -59,6 +59,10 @@ class Backend:
         return self.name.startswith("jax")
 
     @property
+    def on_gpu(self) -> bool:
+        return "cuda" in self.describe(self.asarray([0.0], "float32"))[1]
+
+    @property
     def looks(self) -> bool:
         """Whether results are looked at: if not, an infeasible instance is NaN instead of an error."""
         return self.name != "cuda" and not self.is_jax
@@ -156,6 +160,8 @@ def _jax(name: str, x64: bool) -> Backend:
     import jax
     import jax.numpy as jnp
 
+    from knapgrad.kernels.jax_scan import float64
+
     def refuse(_: int) -> Any:
         raise RuntimeError("JAX has no global generator")
 
@@ -166,10 +172,10 @@ def _jax(name: str, x64: bool) -> Backend:
         dtypes=("float32", "float64") if x64 else ("float16", "bfloat16", "float32"),
         asarray=lambda values, dtype: jnp.asarray(np.asarray(values, np.float64), getattr(jnp, dtype)),
         to_numpy=lambda array: np.asarray(array).astype(np.float64),
-        describe=lambda array: (type(array), str(array.dtype)),
+        describe=lambda array: (type(array), f"{array.dtype} on {array.devices()}"),
         generators={"jax.random.PRNGKey": jax.random.PRNGKey, "jax.random.key": jax.random.key},
         seed_global=refuse,
-        active=lambda: jax.enable_x64(x64),
+        active=lambda: float64(x64),
     )
 
 

@@ -19,6 +19,7 @@ def _interpret_triton() -> None:
 
 
 _interpret_triton()
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
 
 from backends import BACKENDS, Backend  # noqa: E402
 from instances import CONSTRAINTS  # noqa: E402

@@ -22,7 +22,7 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from torch.func import jacrev, vmap  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
-from knapgrad.kernels import triton_cuda  # noqa: E402
+from knapgrad.kernels import triton_cuda, triton_plan  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = ("float32", "float64")
@@ -31,7 +31,7 @@ SMOOTHINGS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")  # of the interpreter's NumPy
 
 #: where rows live -> the limits that make them
-PATHS: dict[str, dict[str, int]] = {"narrow": {}, "wide": {"_NARROW": 0}, "shared": {"_NARROW": 0, "LARGEST_ROW": 1}}
+PATHS: dict[str, dict[str, int]] = {"narrow": {}, "wide": {"NARROW": 0}, "shared": {"NARROW": 0, "LARGEST_ROW": 1}}
 
 
 class Limits:
@@ -42,13 +42,13 @@ class Limits:
 
     def __call__(self, **limits: int) -> None:
         for name, limit in limits.items():
-            self.monkeypatch.setattr(triton_cuda, name, limit)
-        triton_cuda._plan.cache_clear()
+            self.monkeypatch.setattr(triton_plan, name, limit)
+        triton_plan.plan.cache_clear()
 
     def plan(self, **changes: Any) -> None:
         """Every plan from now on is changed so."""
-        plain = triton_cuda._plan
-        self.monkeypatch.setattr(triton_cuda, "_plan", lambda *key: plain(*key)._replace(**changes))
+        plain = triton_plan.plan
+        self.monkeypatch.setattr(triton_plan, "plan", lambda *key: plain(*key)._replace(**changes))
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Limits]:
 
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: poisoned(new_empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poisoned(empty_like(*a, **k)))
-    triton_cuda._plan.cache_clear()
+    triton_plan.plan.cache_clear()
     yield Limits(monkeypatch)
     monkeypatch.undo()
-    triton_cuda._plan.cache_clear()
+    triton_plan.plan.cache_clear()
 
 
 @pytest.fixture(params=PATHS)
@@ -349,8 +349,8 @@ def test_one_program_for_all_instances(operation, rows, limits):
     call = Call(problem_of("knapsack", batch=3, n=3), "tsallis", "float64")
     call.y = call.sample()
     apart = RESULTS[operation](call)
-    limits(_SCRATCH=(1, 1))
-    assert triton_cuda._plan(3, 3, 9, 1, 8, torch.device(DEVICE)).programs == 1
+    limits(SCRATCH=(1, 1))
+    assert triton_plan.plan(3, 3, 9, 1, 8, 2).programs == 1
     assert torch.equal(RESULTS[operation](call), apart)
 
 
@@ -363,7 +363,7 @@ def test_tables_filled_again_are_tables_kept_whole(operation, items, limits):
     call.y = call.sample()
     whole = RESULTS[operation](call)
     row = 32 * 8 * (2 if operation in ("vjp", "entropy_grad") else 1)
-    limits(_ITEM_SCRATCH=max(items * row, 1))
+    limits(ITEM_SCRATCH=max(items * row, 1))
     assert torch.equal(RESULTS[operation](call), whole)
 
 
@@ -374,7 +374,7 @@ def test_short_rows_of_so_many_items_that_they_are_shared(limits):
 
 
 def test_parts_of_a_batch_that_shares_its_constants(limits, regularizer):
-    limits(**PATHS["shared"], _ITEM_SCRATCH=1)
+    limits(**PATHS["shared"], ITEM_SCRATCH=1)
     problem = Problem(EDGES["no batch"].theta + np.array([[0.0], [0.3]]), [2, 1, 3, 1], 4, 0.7)
     check_sweeps(problem, regularizer, "float64")
     check_paths(problem, regularizer, "float64")

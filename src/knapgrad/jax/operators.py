@@ -15,11 +15,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from knapgrad.kernels import jax_scan
+from knapgrad.kernels import jax_scan, triton_jax
 from knapgrad.kernels.jax_scan import Choice, Problem
 
 
-def _batched(function: Any, choice: Choice, problem: Problem, extra: tuple[Array, ...] = (), axis: int = 0) -> Any:
+def _run(name: str, choice: Choice, problem: Problem, *extra: Array, axis: int = 0) -> Any:
+    """The kernel of that name: fused on a GPU where it can be, elsewhere a scan. Extras have the batch at that axis."""
+    scan = partial(_batched, getattr(jax_scan, name), choice, axis=axis)
+    fused = triton_jax.find(name, choice, problem.theta)
+    if fused is None:
+        return scan(problem, extra)
+    return lax.platform_dependent(problem, extra, default=scan, **{triton_jax.PLATFORM: fused})
+
+
+def _batched(function: Any, choice: Choice, problem: Problem, extra: tuple[Array, ...], axis: int) -> Any:
     """``function(problem, choice, *extra)`` of every instance; extra has the batch at that axis, as have results."""
     theta, *constants = problem
     *batch, n = theta.shape
@@ -48,7 +57,7 @@ def _direction(problem: Problem, tangents: Problem) -> Array:
 def value(choice: Choice, problem: Problem) -> Array:
     """The smoothed optimum (*batch,). By itself it is twice differentiable in every mode: the derivative of
     :func:`operator` in forward mode always has that of the selection with it, which has no further one."""
-    return operator(choice, problem)[0]
+    return _run("value", choice, problem)
 
 
 @value.defjvp
@@ -60,7 +69,7 @@ def _value_jvp(choice: Choice, primals: tuple[Problem], tangents: tuple[Problem]
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def operator(choice: Choice, problem: Problem) -> tuple[Array, Array]:
     """The smoothed optimum (*batch,) and its gradient, the relaxed selection (*batch, n)."""
-    return _batched(jax_scan.operator, choice, problem)
+    return _run("operator", choice, problem)
 
 
 @operator.defjvp
@@ -78,7 +87,7 @@ def _product(choice: Choice, problem: Problem, z: Array) -> Array:
         return _constant(x, problem.theta, problem.gamma)
 
     def product(_: Any, z: Array) -> Array:
-        return _batched(jax_scan.vjp, choice, problem, (z,))
+        return _run("vjp", choice, problem, z)
 
     return lax.custom_linear_solve(inverse, z, product, symmetric=True)
 
@@ -98,19 +107,19 @@ def _constant_jvp(primals: Any, tangents: Any) -> Any:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def entropy(choice: Choice, problem: Problem) -> Array:
-    return _batched(jax_scan.entropy, choice, problem)[0]
+    return _run("entropy", choice, problem)[0]
 
 
 @entropy.defjvp
 def _entropy_jvp(choice: Choice, primals: tuple[Problem], tangents: tuple[Problem]) -> Any:
-    result, gradient = _batched(jax_scan.entropy, choice, primals[0])
+    result, gradient = _run("entropy", choice, primals[0])
     return result, (gradient * _direction(primals[0], tangents[0])).sum(-1)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def log_prob(choice: Choice, problem: Problem, y: Array) -> Array:
     """(samples, *batch) for selections (samples, *batch, n)."""
-    return _batched(jax_scan.log_prob, choice, problem, (y,), axis=1)
+    return _run("log_prob", choice, problem, y, axis=1)
 
 
 @log_prob.defjvp
@@ -120,16 +129,16 @@ def _log_prob_jvp(choice: Choice, primals: tuple[Problem, Array], tangents: tupl
 
     @jax.checkpoint  # to compute the tables again when it is transposed, rather than keep them
     def derivative(problem: Problem, y: Array, z: Array) -> Array:
-        return _batched(lambda p, c, y, z: jax_scan.log_prob_jvp(p, c, y, z[0]), choice, problem, (y, z[None]), axis=1)
+        return _run("log_prob_jvp", choice, problem, y, z[None], axis=1)
 
     return log_prob(choice, problem, y), derivative(problem, y, direction)
 
 
 def sample(choice: Choice, problem: Problem, uniforms: Array) -> Array:
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
-    return _batched(jax_scan.sample, choice, problem, (uniforms,), axis=1)
+    return _run("sample", choice, lax.stop_gradient(problem), uniforms, axis=1)
 
 
 def solve(choice: Choice, problem: Problem) -> Array:
     """The best selection (*batch, n)."""
-    return _batched(jax_scan.solve, choice, problem)
+    return _run("solve", choice, problem)

@@ -1,13 +1,15 @@
 """The sweeps of :mod:`knapgrad.reference` for JAX, by ``lax.scan`` over the items: they run on every device.
 
 Functions are for one instance, and batched by ``vmap``; weights that instances share stay shared, so that a shift of
-their rows is one slice. V is carried as a pair of float32, high and low part, when theta is in float32: a decision is a
-difference of two large V, and JAX has no float64 unless it is switched on. All else has theta's type. Tags such as
-[V] name the equations in docs/math.md.
+their rows is one slice. V is carried in float64 whatever theta is, because a decision is a difference of two large V:
+that type is switched on for this sweep alone. (A TPU computes it with pairs of float32.) All else has theta's type.
+Sweeps are apart as far as they can be, since XLA computes a step once for each of its results. Tags such as [V] name
+the equations in docs/math.md.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +20,9 @@ from jax import lax
 from knapgrad import regularizers
 
 Array = jax.Array
+
+#: A context in which float64 is there; before 0.8 JAX called it experimental.
+float64: Any = getattr(jax, "enable_x64", None) or importlib.import_module("jax.experimental").enable_x64
 
 INFEASIBLE = -1e30  # finite, so that differences of infeasible values are numbers
 
@@ -44,59 +49,11 @@ class Problem(NamedTuple):
     gamma: Array  # (), of theta's type: rounding it scales all scores alike, which does no harm
 
 
-# Numbers of twice the precision.
-
-
-class Pair(NamedTuple):
-    """high + low; in float64 there is no low, None."""
-
-    high: Array
-    low: Array | None
-
-    def plus(self, other: Pair) -> Pair:
-        high = self.high + other.high
-        if self.low is None or other.low is None:
-            return Pair(high, None)
-        part = high - self.high
-        lost = (self.high - (high - part)) + (other.high - part)
-        return Pair(high, lost + (self.low + other.low))
-
-    def plus_small(self, x: Array) -> Pair:
-        """x is at most about 1; the sum is renormalised."""
-        if self.low is None:
-            return Pair(self.high + x, None)
-        low = self.low + x
-        high = self.high + low
-        return Pair(high, low - (high - self.high))
-
-    def minus(self, other: Pair) -> Array:
-        """One number."""
-        difference = self.high - other.high
-        return difference if self.low is None or other.low is None else difference + (self.low - other.low)
-
-    def map(self, function: Callable[..., Array], *others: Pair) -> Pair:
-        low = None if self.low is None else function(self.low, *(x.low for x in others))
-        return Pair(function(self.high, *(x.high for x in others)), low)
-
-
-def _scores(problem: Problem) -> Pair:
+def _scores(problem: Problem) -> Array:
     """theta / gamma. -inf is out, +inf is not a number, nor is anything over a gamma that is not positive."""
-    theta, gamma = problem.theta, jnp.where(problem.gamma > 0, problem.gamma, jnp.nan)
-    high = theta / gamma
-    out = high == -jnp.inf
-    low = None
-    if theta.dtype != jnp.float64:
-        (a, b), (c, d) = _halves(high), _halves(gamma)
-        rest = (((theta - a * c) - a * d) - b * c) - b * d
-        low = rest / gamma
-        low = jnp.where(jnp.isfinite(low), low, 0.0)
-    return Pair(jnp.where(out, INFEASIBLE, jnp.where(high == jnp.inf, jnp.nan, high)), low)
-
-
-def _halves(x: Array) -> tuple[Array, Array]:
-    """Two numbers of 12 bits each: their products are exact in float32."""
-    high = lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0xFFFFF000), jnp.float32)
-    return high, x - high
+    gamma = problem.gamma.astype(jnp.float64)
+    scores = problem.theta.astype(jnp.float64) / jnp.where(gamma > 0, gamma, jnp.nan)
+    return jnp.where(scores == -jnp.inf, INFEASIBLE, jnp.where(scores == jnp.inf, jnp.nan, scores))
 
 
 # Rows over the capacities 0..reach.
@@ -112,33 +69,42 @@ def _down(row: Array, w: Array, heaviest: int) -> Array:
     return lax.dynamic_slice(jnp.pad(row, (0, heaviest)), (w,), row.shape)
 
 
-def _fill(problem: Problem, choice: Choice, source: Callable[..., Any] | None, z: Array) -> tuple[Array, Array, Any]:
-    """[V] and [Q], with a source [V'] and [Q'] too: V and V' at the capacity, and the tables (Q, Q') (n, reach + 1)."""
-    value, prob, dprob = choice.functions()
-    c = jnp.arange(choice.reach + 1)
-    zeros = jnp.zeros(choice.reach + 1, problem.theta.dtype)
-    scores = _scores(problem)
-    V = Pair(jnp.where(c > 0, INFEASIBLE, zeros) if choice.exactly else zeros, None if scores.low is None else zeros)
+def _fill(problem: Problem, choice: Choice) -> tuple[Array, Array]:
+    """[V] at the capacity, and the table [Q] (n, reach + 1)."""
+    value, prob, _ = choice.functions()
+    dtype, goal = problem.theta.dtype, problem.capacity
+    c = jnp.arange(choice.reach + 1, dtype=jnp.int32)
 
-    def step(rows: tuple[Pair, Array], item: tuple[Pair, Array, Array]) -> Any:
-        (V, T), (score, w, z_i) = rows, item
+    def step(V: Array, item: tuple[Array, Array]) -> Any:
+        score, w = item
         fits = c >= w
-        pick = V.map(lambda row: _up(row, w, choice.heaviest)).plus(score)
-        delta = pick.minus(V)
-        larger = pick.map(lambda a, b: jnp.where(delta > 0.0, a, b), V)
-        q = jnp.where(fits, prob(delta), 0.0)  # [Q]
-        V = larger.plus_small(value(delta)).map(lambda a, b: jnp.where(fits, a, b), V)  # [V]
-        if source is None:
-            return (V, T), (q, None)
+        pick = _up(V, w, choice.heaviest) + score
+        advantage = pick - V
+        delta = advantage.astype(dtype)
+        larger = jnp.where(advantage > 0, pick, V)
+        return jnp.where(fits, larger + value(delta), V), jnp.where(fits, prob(delta), 0)  # [V], [Q]
+
+    with float64(True):
+        V = jnp.where(c > 0, INFEASIBLE, 0.0) if choice.exactly else jnp.zeros(c.shape, jnp.float64)
+        V, Q = lax.scan(step, V, (_scores(problem), problem.weights))
+        result = jnp.where((goal < 0) | (V[goal] < 0.5 * INFEASIBLE), jnp.nan, V[goal])
+        return result.astype(dtype), Q
+
+
+def _follow(problem: Problem, choice: Choice, Q: Array, source: Callable[..., Any], z: Array) -> tuple[Array, Array]:
+    """[V'] at the capacity, and the table [Q']."""
+    _, _, dprob = choice.functions()
+    c = jnp.arange(choice.reach + 1, dtype=jnp.int32)
+
+    def step(T: Array, item: tuple[Array, Array, Array]) -> Any:
+        q, w, z_i = item
+        fits = c >= w
         added, slope = source(q, z_i)
         change = _up(T, w, choice.heaviest) - T
-        r = jnp.where(fits, dprob(q) * (change + slope), 0.0)  # [Q']
-        return (V, jnp.where(fits, T + q * change + added, T)), (q, r)  # [V']
+        return jnp.where(fits, T + q * change + added, T), jnp.where(fits, dprob(q) * (change + slope), 0)
 
-    (V, T), tables = lax.scan(step, (V, zeros), (scores, problem.weights, z))
-    goal = problem.capacity
-    result = V.high[goal] if V.low is None else V.high[goal] + V.low[goal]
-    return jnp.where((goal < 0) | (result < 0.5 * INFEASIBLE), jnp.nan, result), T[goal], tables
+    T, R = lax.scan(step, jnp.zeros(c.shape, Q.dtype), (Q, problem.weights, z))
+    return T[problem.capacity], R
 
 
 def _collect(problem: Problem, choice: Choice, value: Array, tables: Any) -> Array:
@@ -182,27 +148,34 @@ def _entropy(q: Array, z: Array) -> tuple[Array, Array]:
 # The functions of theta / gamma.
 
 
+def value(problem: Problem, choice: Choice) -> Array:
+    """The smoothed optimum."""
+    return _fill(problem, choice)[0]
+
+
 def operator(problem: Problem, choice: Choice) -> tuple[Array, Array]:
     """The smoothed optimum, and its gradient, the relaxed selection (n,)."""
-    value, _, tables = _fill(problem, choice, None, problem.theta)
-    return value, _collect(problem, choice, value, tables)
+    value, Q = _fill(problem, choice)
+    return value, _collect(problem, choice, value, (Q, None))
 
 
 def vjp(problem: Problem, choice: Choice, z: Array) -> Array:
     """The symmetric Jacobian of the relaxed selection, times z (n,)."""
-    value, _, tables = _fill(problem, choice, _linear, z)
-    return _collect(problem, choice, value, tables)
+    value, Q = _fill(problem, choice)
+    _, R = _follow(problem, choice, Q, _linear, z)
+    return _collect(problem, choice, value, (Q, R))
 
 
 def entropy(problem: Problem, choice: Choice) -> tuple[Array, Array]:
     """The Shannon entropy of the distribution over selections, and its gradient (n,)."""
-    value, tangent, tables = _fill(problem, choice, _entropy, problem.theta)
-    return tangent + 0.0 * value, _collect(problem, choice, value, tables)
+    value, Q = _fill(problem, choice)
+    tangent, R = _follow(problem, choice, Q, _entropy, problem.theta)
+    return tangent + 0.0 * value, _collect(problem, choice, value, (Q, R))
 
 
 def sample(problem: Problem, choice: Choice, uniforms: Array) -> Array:
     """A selection for each row of uniform numbers (samples, n) in [0, 1)."""
-    value, _, (Q, _) = _fill(problem, choice, None, problem.theta)
+    value, Q = _fill(problem, choice)
 
     def step(c: Array, item: Any) -> Any:
         row, w, u = item
@@ -227,22 +200,14 @@ def _chances(problem: Problem, Q: Array, y: Array) -> tuple[Any, Array]:
 
 def log_prob(problem: Problem, choice: Choice, y: Array) -> Array:
     """Log-probabilities (samples,) of selections y (samples, n)."""
-    value, _, (Q, _) = _fill(problem, choice, None, problem.theta)
+    value, Q = _fill(problem, choice)
     return jnp.log(_chances(problem, Q, y)[1]).sum(-1) + 0.0 * value  # [log-prob]
 
 
 def log_prob_jvp(problem: Problem, choice: Choice, y: Array, z: Array) -> Array:
-    """Their derivatives (samples,) in direction z (n,), linear in z; 0 where the probability is."""
-    _, _, (Q, _) = _fill(problem, choice, None, problem.theta)
-    _, _, dprob = choice.functions()
-    c = jnp.arange(choice.reach + 1)
-
-    def step(T: Array, item: Any) -> Any:
-        q, w, z_i = item
-        change = jnp.where(c >= w, _up(T, w, choice.heaviest) - T + z_i, 0.0)
-        return T + q * change, dprob(q) * change
-
-    _, R = lax.scan(step, jnp.zeros(choice.reach + 1, z.dtype), (Q, problem.weights, z))
+    """Their derivatives (samples,) in direction z (1, n), linear in z; 0 where the probability is."""
+    _, Q = _fill(problem, choice)
+    _, R = _follow(problem, choice, Q, _linear, z[0])
     at, chance = _chances(problem, Q, y)
     slope = jnp.where(y != 0, 1.0, -1.0) / jnp.where(chance > 0, chance, 1.0)
     possible = (chance > 0).all(-1)

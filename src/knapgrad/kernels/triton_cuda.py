@@ -9,7 +9,7 @@ Arguments: theta (*batch, n), weights broadcastable to it, capacity and gamma to
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,12 +18,8 @@ import triton
 from torch import Tensor
 
 from knapgrad import reference
-from knapgrad.kernels import triton_kernels
-
-LARGEST_ROW = 1 << 15  # capacities that one program works on
-_NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
-_SCRATCH = 320 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs a multiprocessor
-_ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
+from knapgrad.kernels import triton_kernels, triton_plan
+from knapgrad.kernels.triton_plan import Plan, is_shared, whole_lines
 
 
 class _Problem(NamedTuple):
@@ -74,45 +70,14 @@ def _flat(theta, weights, capacity, gamma, regularizer, exactly, reach) -> _Prob
     )
 
 
-class _Plan(NamedTuple):
-    """How an instance is laid out, and by how many programs."""
-
-    block: int
-    warps: int
-    width: int  # of a row in memory
-    programs: int
-    narrow: bool  # rows in registers
-    later: bool  # sums over the threads of several warps at the end
+def _plan(problem: _Problem, tables: int) -> Plan:
+    theta = problem.theta
+    return triton_plan.plan(*theta.shape, problem.reach, tables, theta.itemsize, multiprocessors(theta.device))
 
 
-def _shared(n: int, reach: int, size: int) -> bool:
-    """Whether many programs work on a row: it is long, or the table would outgrow 32-bit numbers, or it is so large, of
-    that many bytes a cell, that there is no room for one a program."""
-    table = n * _whole_lines(reach + 1)
-    return reach >= LARGEST_ROW or table >= 2**31 or (reach >= LARGEST_ROW // 8 and table * size > _SCRATCH[1] // 8)
-
-
-def _whole_lines(cells: int) -> int:
-    return -(-cells // 32) * 32
-
-
-@lru_cache(maxsize=1024)
-def _plan(batch: int, n: int, reach: int, tables: int, itemsize: int, device: torch.device) -> _Plan:
-    """As measured on an H200: two dozen warps a multiprocessor, as long as the scratch is not too large."""
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
-    narrow = reach < (4 * _NARROW if few else _NARROW) and not _shared(n, reach, 0)
-    width = max(triton.next_power_of_2(reach + 1), 32) if narrow else _whole_lines(reach + 1)
-    usual, most = (room // max(tables * n * width * itemsize, 1) for room in _SCRATCH)
-    fit = max(usual, min(most, 8 * multiprocessors), 1)
-    if narrow:
-        block, warps = width, max(width // 64, 2 if few else 1)
-    else:
-        enough = triton.next_power_of_2(triton.cdiv(15 * multiprocessors, min(batch, fit)))
-        warps = min(enough, max(triton.next_power_of_2(width) // 128, 1), 32)
-        block = 32 * warps * (2 if warps <= 2 else 1)
-    programs = min(batch, multiprocessors * max(24 // warps, 1), fit)
-    return _Plan(block, warps, width, programs, narrow, few and warps > 1)
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def _on(device: torch.device) -> Any:
@@ -129,16 +94,17 @@ def _sweep(problem: _Problem, z: Tensor, direction: str, relaxed: bool, keep: bo
     if n == 0 or batch == 0:
         return value.zero_(), tangent.zero_(), y, theta.new_empty(batch, 0)
     count = 1 if direction == "none" else 2
-    if _shared(n, problem.reach, count * theta.itemsize):
+    if is_shared(n, problem.reach, count * theta.itemsize):
         return _sweep_by_item(problem, z, direction, relaxed, keep)
-    plan = _plan(batch, n, problem.reach, count, theta.itemsize, theta.device)
+    plan = _plan(problem, count)
     tables = theta.new_empty(batch if keep else plan.programs, count * n * plan.width)
     V_rows = theta.new_empty(plan.programs, 0 if plan.narrow else 2 * plan.width, dtype=torch.float64)
     rows = theta.new_empty(plan.programs, 0 if plan.narrow else (2 if direction == "none" else 6) * plan.width)
     with _on(theta.device):
         triton_kernels.operator_kernel[(plan.programs,)](
-            theta, z, problem.weights, problem.capacity, problem.gamma, value, tangent, y, V_rows, rows, tables,
-            problem.scale, batch, n, plan.width, problem.reach, *problem.steps, **problem.options,
+            theta, z, problem.weights, problem.capacity, problem.gamma,
+            problem.scale, batch, n, plan.width, problem.reach, *problem.steps,
+            value, tangent, y, V_rows, rows, tables, **problem.options,
             NARROW=plan.narrow, BLOCK=plan.block, DIRECTION=direction, RELAXED=relaxed, KEEP=keep,
             LATER=plan.later and not keep, num_warps=plan.warps,
         )  # fmt: skip
@@ -149,10 +115,10 @@ def _sweep_by_item(problem: _Problem, z: Tensor, direction: str, relaxed: bool, 
     """The same for rows that many programs share. A table that is too large is filled again, piece by piece, from rows
     that were set aside."""
     theta = problem.theta
-    (batch, n), width, block, warps = theta.shape, _whole_lines(problem.reach + 1), 1024, 4
+    (batch, n), width, block, warps = theta.shape, whole_lines(problem.reach + 1), 1024, 4
     count = 1 if direction == "none" else 2
     row_size = count * width * theta.itemsize
-    group = min(max(_ITEM_SCRATCH // (row_size * (n + 6)), 1), 1 << 15)  # the rows themselves are counted in
+    group = min(max(triton_plan.ITEM_SCRATCH // (row_size * (n + 6)), 1), 1 << 15)  # the rows themselves are counted in
     if batch > group and not keep:
         parts = range(0, batch, group)
         results = [
@@ -160,7 +126,7 @@ def _sweep_by_item(problem: _Problem, z: Tensor, direction: str, relaxed: bool, 
         ]
         return tuple(torch.cat(x) for x in zip(*results))
     # How many rows of the table are there at a time.
-    length = n if keep else min(max(_ITEM_SCRATCH // row_size, 1), n)
+    length = n if keep else min(max(triton_plan.ITEM_SCRATCH // row_size, 1), n)
     capacity = problem.capacity.clamp(max=problem.reach)
     prefix = torch.minimum(problem.weights, capacity[:, None] + 1).cumsum(-1).expand(batch, n)
     prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
@@ -262,38 +228,39 @@ def _draw(problem: _Problem, uniforms: Tensor | None, table: Tensor | None) -> T
     _walk(
         triton_kernels.sample_kernel,
         problem,
-        (y if uniforms is None else uniforms, y),
+        (y if uniforms is None else uniforms,),
+        (y,),
         table,
         DRAW=uniforms is not None,
     )
     return y
 
 
-def _walk(kernel: Any, problem: _Problem, arguments: tuple[Tensor, ...], table: Tensor | None, **options: bool) -> None:
-    """Runs a kernel that follows paths; arguments (samples, batch, ...), of which the first says how many."""
-    (batch, n), samples = problem.theta.shape, arguments[0].shape[0]
+def _walk(kernel: Any, problem: _Problem, inputs: Any, outputs: Any, table: Tensor | None, **options: bool) -> None:
+    """Runs a kernel that follows paths; inputs and outputs (samples, batch, ...), of which the first says how many."""
+    (batch, n), samples = problem.theta.shape, inputs[0].shape[0]
     if samples == 0 or batch == 0 or n == 0:
         return
-    if table is None and _shared(n, problem.reach, problem.theta.itemsize):
-        group = max(_ITEM_SCRATCH // (problem.theta.itemsize * n * _whole_lines(problem.reach + 1)), 1)
+    if table is None and is_shared(n, problem.reach, problem.theta.itemsize):
+        group = max(triton_plan.ITEM_SCRATCH // (problem.theta.itemsize * n * whole_lines(problem.reach + 1)), 1)
         for k in range(0, batch, group):
             part = problem.part(k, k + group)
             table = _sweep_by_item(part, part.theta, "none", False, True)[3]
-            _walk(kernel, part, tuple(x[:, k : k + group] for x in arguments), table, **options)
+            some_inputs, some_outputs = (tuple(x[:, k : k + group] for x in xs) for xs in (inputs, outputs))
+            _walk(kernel, part, some_inputs, some_outputs, table, **options)
         return
     theta = problem.theta
-    plan = _plan(batch, n, problem.reach, 1, theta.itemsize, theta.device)
+    plan = _plan(problem, 1)
     V_rows = theta.new_empty(plan.programs, 2 * plan.width, dtype=torch.float64)
     rows = theta.new_empty(plan.programs, 2 * plan.width)
     filled = table is not None
     tables = theta.new_empty(plan.programs, n * plan.width) if table is None else table
-    lanes = min(max(triton.next_power_of_2(samples), 32), 128)
     with _on(theta.device):
         kernel[(plan.programs,)](
-            theta, problem.weights, problem.capacity, problem.gamma, V_rows, rows, tables, *arguments,
-            problem.scale, batch, arguments[0].stride(0) // n, samples, n, plan.width, problem.reach, *problem.steps,
-            **problem.options, **options, NARROW=plan.narrow, BLOCK=plan.block, FILLED=filled, LANES=lanes,
-            num_warps=plan.warps,
+            theta, *inputs, problem.weights, problem.capacity, problem.gamma,
+            problem.scale, batch, inputs[0].stride(0) // n, samples, n, plan.width, problem.reach, *problem.steps,
+            *outputs, V_rows, rows, tables, **problem.options, **options,
+            NARROW=plan.narrow, BLOCK=plan.block, FILLED=filled, LANES=triton_plan.lanes(samples), num_warps=plan.warps,
         )  # fmt: skip
 
 
@@ -302,7 +269,7 @@ def log_prob(theta, y, weights, capacity, gamma, regularizer, exactly, reach, ta
     problem = _flat(theta, weights, capacity, gamma, regularizer, exactly, reach)
     flat = y.to(theta.dtype).reshape(len(y), *problem.theta.shape).contiguous()
     result = theta.new_zeros(flat.shape[:2])
-    _walk(triton_kernels.log_prob_kernel, problem, (flat, result, result, result), table, BACKWARDS=False)
+    _walk(triton_kernels.log_prob_kernel, problem, (flat, result), (result, result), table, BACKWARDS=False)
     return result.reshape(y.shape[:-1])
 
 
@@ -313,5 +280,5 @@ def log_prob_vjp(theta, y, cotangent, weights, capacity, gamma, regularizer, exa
     flat = y.to(theta.dtype).reshape(len(y), *problem.theta.shape).contiguous()
     cotangent = cotangent.to(theta.dtype).reshape(flat.shape[:2]).contiguous()
     gradient = theta.new_zeros(1, *problem.theta.shape)
-    _walk(triton_kernels.log_prob_kernel, problem, (flat, cotangent, cotangent, gradient), None, BACKWARDS=True)
+    _walk(triton_kernels.log_prob_kernel, problem, (flat, cotangent), (cotangent, gradient), None, BACKWARDS=True)
     return gradient.reshape(theta.shape)

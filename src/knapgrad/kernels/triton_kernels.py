@@ -421,8 +421,9 @@ _UNSPECIALIZED = ["batch", "whole", "samples", "n", "width", "reach", "weights_s
 
 @triton.jit(do_not_specialize=[x for x in _UNSPECIALIZED if x not in ("whole", "samples")])
 def operator_kernel(
-    theta, z, weights, capacity, gamma, value, tangent, y, V_rows, rows, tables,
+    theta, z, weights, capacity, gamma,
     scale: tl.float64, batch, n, width, reach, weights_step, capacity_step, gamma_step,
+    value, tangent, y, V_rows, rows, tables,
     REGULARIZER: tl.constexpr, EXACTLY: tl.constexpr, GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     DIRECTION: tl.constexpr, RELAXED: tl.constexpr, KEEP: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
@@ -497,8 +498,9 @@ def _log_chance(q):
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def sample_kernel(
-    theta, weights, capacity, gamma, V_rows, rows, tables, uniforms, y,
+    theta, uniforms, weights, capacity, gamma,
     scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, gamma_step,
+    y, V_rows, rows, tables,
     REGULARIZER: tl.constexpr, EXACTLY: tl.constexpr, GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, DRAW: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -525,7 +527,7 @@ def sample_kernel(
             c = tl.zeros([LANES], tl.int32) + goal
             taint = tl.zeros([LANES], Q.dtype.element_ty)
             prefix = total
-            row = Q + (n - 1).to(tl.int64) * width
+            row = Q + tl.cast(n - 1, tl.int64) * width
             for j in range(n):
                 i = n - 1 - j
                 w = _weight(own, i, C)
@@ -545,8 +547,9 @@ def sample_kernel(
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
 def log_prob_kernel(
-    theta, weights, capacity, gamma, V_rows, rows, tables, selections, log_prob, cotangent, gradient,
+    theta, selections, cotangent, weights, capacity, gamma,
     scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, gamma_step,
+    log_prob, gradient, V_rows, rows, tables,
     REGULARIZER: tl.constexpr, EXACTLY: tl.constexpr, GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, BACKWARDS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -578,7 +581,7 @@ def log_prob_kernel(
                 tl.store(A + goal, 0.0)
                 tl.debug_barrier()
             prefix = total
-            row = Q + (n - 1).to(tl.int64) * width
+            row = Q + tl.cast(n - 1, tl.int64) * width
             for j in range(n):
                 i = n - 1 - j
                 w = _weight(own, i, C)

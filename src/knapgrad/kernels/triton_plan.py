@@ -1,0 +1,60 @@
+"""How :mod:`knapgrad.kernels.triton_kernels` lay out a batch on a GPU: for torch and for JAX."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+LARGEST_ROW = 1 << 15  # capacities that one program works on
+NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
+SCRATCH = 320 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs a multiprocessor
+ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
+
+
+class Plan(NamedTuple):
+    """How an instance is laid out, and by how many programs."""
+
+    block: int
+    warps: int
+    width: int  # of a row in memory
+    programs: int
+    narrow: bool  # rows in registers
+    later: bool  # sums over the threads of several warps at the end
+
+
+def is_shared(n: int, reach: int, size: int) -> bool:
+    """Whether many programs work on a row: it is long, or the table would outgrow 32-bit numbers, or it is so large, of
+    that many bytes a cell, that there is no room for one a program."""
+    table = n * whole_lines(reach + 1)
+    return reach >= LARGEST_ROW or table >= 2**31 or (reach >= LARGEST_ROW // 8 and table * size > SCRATCH[1] // 8)
+
+
+def whole_lines(cells: int) -> int:
+    return -(-cells // 32) * 32
+
+
+def power_of_2(at_least: int) -> int:
+    return 1 << max(at_least - 1, 0).bit_length()
+
+
+@lru_cache(maxsize=1024)
+def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiprocessors: int) -> Plan:
+    """As measured on an H200: two dozen warps a multiprocessor, as long as the scratch is not too large."""
+    few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
+    narrow = reach < (4 * NARROW if few else NARROW) and not is_shared(n, reach, 0)
+    width = max(power_of_2(reach + 1), 32) if narrow else whole_lines(reach + 1)
+    usual, most = (room // max(tables * n * width * itemsize, 1) for room in SCRATCH)
+    fit = max(usual, min(most, 8 * multiprocessors), 1)
+    if narrow:
+        block, warps = width, max(width // 64, 2 if few else 1)
+    else:
+        enough = power_of_2(-(-15 * multiprocessors // min(batch, fit)))
+        warps = min(enough, max(power_of_2(width) // 128, 1), 32)
+        block = 32 * warps * (2 if warps <= 2 else 1)
+    programs = min(batch, multiprocessors * max(24 // warps, 1), fit)
+    return Plan(block, warps, width, programs, narrow, few and warps > 1)
+
+
+def lanes(samples: int) -> int:
+    """How many paths a program follows at a time."""
+    return min(max(power_of_2(samples), 32), 128)

@@ -1,0 +1,158 @@
+"""The fused kernels for JAX arrays. Without a GPU the launch is replaced by Triton's interpreter; the batches, the
+folding of vmap and the derivatives around it are as they are. On a GPU, the rows of JAX in all tests run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+triton_kernels = pytest.importorskip("knapgrad.kernels.triton_kernels", exc_type=ImportError)
+import jax.numpy as jnp  # noqa: E402
+
+import knapgrad as kg  # noqa: E402
+from knapgrad.kernels import jax_scan, triton_jax, triton_plan  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted"),
+    pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning"),  # of the interpreter's NumPy
+]
+
+RNG = np.random.default_rng(0)
+THETA = RNG.normal(size=(2, 3, 5)).astype(np.float32)
+Z = RNG.normal(size=(2, 3, 5)).astype(np.float32)
+WEIGHTS = np.array([2, 1, 3, 2, 4])
+KEY = jax.random.key(0)
+REGULARIZERS = {"shannon": kg.Shannon(0.7), "gini": kg.Gini(1.5), "tsallis": kg.Tsallis(0.8)}
+CONSTRAINTS = {"knapsack": kg.Knapsack(WEIGHTS, 6), "top-k": kg.TopK(2)}
+
+
+class Launches(list):
+    """The kernels that were launched, with their numbers."""
+
+    def call(self, kernel: Any, arrays: Any, numbers: Any, outputs: Any, programs: int, **options: Any) -> Any:
+        def interpret(*arrays: Any) -> list[np.ndarray]:
+            self.append((kernel.fn.__name__, numbers))
+            tensors = [torch.from_numpy(np.array(x)) for x in arrays]
+            results = [torch.full(x.shape, torch.nan, dtype=getattr(torch, x.dtype.name)) for x in outputs]
+            kernel[(programs,)](*tensors, *numbers, *results, **options)
+            return [x.numpy().astype(y.dtype) for x, y in zip(results, narrowed)]
+
+        narrowed = [jax.ShapeDtypeStruct(x.shape, arrays[0].dtype) for x in outputs]
+        return jax.pure_callback(interpret, narrowed, *arrays)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
+    seen = Launches()
+    monkeypatch.setattr(triton_jax, "PLATFORM", "cpu")
+    monkeypatch.setattr(triton_jax, "multiprocessors", lambda: 2)
+    monkeypatch.setattr(triton_jax, "call", seen.call)
+    jax.clear_caches()
+    yield seen
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def both_ways(function: Callable[..., Any], *arguments: Any, launches: Launches) -> None:
+    """The kernels and the scan agree, and kernels were launched."""
+    fused = function(*arguments)
+    assert launches, "no kernel was launched"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_jax, "multiprocessors", lambda: 0)
+        jax.clear_caches()
+        plain = function(*arguments)
+    for x, y in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
+        assert x.shape == y.shape and x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, atol=2e-6, rtol=2e-6)
+
+
+def operations(theta: Any, constraint: Any, smoothing: Any) -> Any:
+    y, pull = jax.vjp(lambda theta: kg.relax(theta, constraint, smoothing), theta)
+    selections = kg.sample(theta, constraint, smoothing, rng=KEY, num_samples=4)
+    return {
+        "value": kg.value(theta, constraint, smoothing),
+        "relax": y,
+        "vjp": pull(jnp.asarray(Z))[0],
+        "entropy": kg.entropy(theta, constraint, smoothing),
+        "entropy gradient": jax.grad(lambda theta: kg.entropy(theta, constraint, smoothing).sum())(theta),
+        "sample": selections,
+        "log_prob": kg.log_prob(theta, selections, constraint, smoothing),
+        "solve": kg.solve(theta, constraint),
+    }
+
+
+@pytest.mark.parametrize("rows", ["narrow", "wide"])
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_every_operation_equals_the_scan(regularizer, constraint, rows, launches, monkeypatch):
+    if rows == "wide":
+        monkeypatch.setattr(triton_plan, "NARROW", 0)
+        triton_plan.plan.cache_clear()
+    function = jax.jit(lambda theta: operations(theta, CONSTRAINTS[constraint], REGULARIZERS[regularizer]))
+    both_ways(function, jnp.asarray(THETA), launches=launches)
+    triton_plan.plan.cache_clear()
+    assert {name for name, _ in launches} >= {"operator_kernel", "sample_kernel"}
+
+
+def test_vmap_becomes_one_launch(launches):
+    capacity, gamma = jnp.array([3, 6, 0]), jnp.array([0.5, 1.0, 2.0])
+    weights = jnp.asarray(RNG.integers(1, 5, (2, 5)))
+
+    def one(theta: Any, weights: Any, capacity: Any, gamma: Any) -> Any:
+        limit = kg.Knapsack(weights, capacity, max_capacity=7)
+        return kg.relax(theta, limit, kg.Gini(gamma)), kg.value(theta, limit, kg.Gini(gamma))
+
+    inner = jax.vmap(one, (0, None, 0, 0))
+    both_ways(jax.jit(jax.vmap(inner, (0, 0, None, None))), THETA, weights, capacity, gamma, launches=launches)
+    assert [numbers[1] for _, numbers in launches] == [6, 6], "instances in a launch"
+
+
+def test_vmap_of_samples_keeps_them_in_front(launches):
+    smoothing, constraint = kg.Tsallis(), kg.TopK(2)
+
+    def draw(theta: Any, key: Any) -> Any:
+        y = kg.sample(theta, constraint, smoothing, rng=key, num_samples=3)
+        return y, kg.log_prob(theta, y, constraint, smoothing)
+
+    keys = jax.random.split(KEY, 2)
+    both_ways(jax.jit(jax.vmap(draw)), jnp.asarray(THETA), keys, launches=launches)
+    both_ways(jax.jit(jax.vmap(draw, (None, 0))), jnp.asarray(THETA[0]), keys, launches=launches)
+
+
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+def test_jacobians(mode, launches):
+    both_ways(
+        jax.jit(mode(lambda theta: kg.relax(theta, CONSTRAINTS["knapsack"], kg.Shannon()))), THETA[0], launches=launches
+    )
+
+
+def test_hessian_by_gamma_and_theta(launches):
+    def value(theta: Any, gamma: Any) -> Any:
+        return kg.value(theta, CONSTRAINTS["knapsack"], kg.Tsallis(gamma)).sum()
+
+    both_ways(jax.jit(jax.hessian(value, (0, 1))), THETA[0, :1], jnp.float32(0.9), launches=launches)
+
+
+def test_a_capacity_that_is_not_valid_gives_nan(launches):
+    @jax.jit
+    def run(capacity: Any) -> Any:
+        return operations(jnp.asarray(THETA), kg.Knapsack(WEIGHTS, capacity, max_capacity=6), kg.Gini())
+
+    both_ways(run, jnp.array([6, 7, -1]), launches=launches)
+    assert np.isnan(run(jnp.array([6, 7, -1]))["relax"][:, 1:]).all()
+
+
+def test_one_item_and_no_items(launches):
+    both_ways(jax.jit(lambda t: kg.relax(t, kg.Knapsack([1], 1), kg.Gini())), THETA[:1, 0, :1], launches=launches)
+    assert kg.relax(jnp.zeros((3, 0)), kg.Knapsack(np.zeros(0, int), 1), kg.Gini()).shape == (3, 0)
+
+
+def test_rows_too_long_for_one_program_are_left_to_the_scan(launches):
+    choice = jax_scan.Choice("gini", False, triton_plan.LARGEST_ROW, 1)
+    assert triton_jax.find("operator", choice, jnp.zeros((2, 3))) is None
+    assert triton_jax.find("operator", choice._replace(reach=100), jnp.zeros((2, 3))) is not None
