@@ -22,7 +22,7 @@ from knapgrad import regularizers
 Array = jax.Array
 
 #: A context in which float64 is there; before 0.8 JAX called it experimental.
-float64: Any = getattr(jax, "enable_x64", None) or importlib.import_module("jax.experimental").enable_x64
+float64: Any = (jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")).enable_x64
 
 INFEASIBLE = -1e30  # finite, so that differences of infeasible values are numbers
 

@@ -368,13 +368,14 @@ def _line(c):
 
 
 @triton.jit
-def _limits(weights, capacity, reach, n, BLOCK: tl.constexpr):
-    """The capacity, the total weight and the state to start from, the smaller of the two."""
+def _limits(weights, capacity, reach, n, dtype: tl.constexpr, BLOCK: tl.constexpr):
+    """The capacity, the total weight and the state to start from, the smaller of the two. Totals have 32 bits where one
+    program works on a whole table: its cells are numbered in as many."""
     C = tl.minimum(tl.load(capacity), reach).to(tl.int32)
-    total = tl.zeros([], tl.int64)
+    total = tl.zeros([], dtype)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1))
+        total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1).to(dtype))
     return C, total, tl.minimum(C, total).to(tl.int32)
 
 
@@ -442,8 +443,7 @@ def operator_kernel(
             R = Q + n * width
         items = tl.cast(b, tl.int64) * n
         own = weights + tl.cast(b, tl.int64) * weights_step
-        C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, BLOCK)
-        total = total.to(tl.int32)  # enough for a table that one program works on
+        C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, tl.int32, BLOCK)
         v, t = _fill(
             theta + items, z + items, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, n,
             V, T, Q, R, width, REGULARIZER, EXACTLY, DIRECTION, NARROW, BLOCK,
@@ -512,7 +512,7 @@ def sample_kernel(
         Q = tables + (tl.cast(b, tl.int64) if FILLED else program) * n * width
         items = tl.cast(b, tl.int64) * n
         own = weights + tl.cast(b, tl.int64) * weights_step
-        C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, BLOCK)
+        C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, tl.int64, BLOCK)
         if not FILLED:
             _fill(
                 theta + items, theta, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
@@ -560,7 +560,7 @@ def log_prob_kernel(
         Q = tables + (tl.cast(b, tl.int64) if FILLED else program) * n * width
         items = tl.cast(b, tl.int64) * n
         own = weights + tl.cast(b, tl.int64) * weights_step
-        C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, BLOCK)
+        C, total, goal = _limits(own, capacity + b * capacity_step, reach, n, tl.int64, BLOCK)
         if not FILLED:
             _fill(
                 theta + items, theta, own, _scale(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
