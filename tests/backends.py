@@ -60,7 +60,7 @@ class Backend:
 
     @property
     def on_gpu(self) -> bool:
-        return "cuda" in self.describe(self.asarray([0.0], "float32"))[1]
+        return "cuda" in self.describe(self.asarray([0.0], "float32"))[1].lower()
 
     @property
     def looks(self) -> bool:

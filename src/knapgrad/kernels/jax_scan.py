@@ -9,20 +9,17 @@ the equations in docs/math.md.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import enable_x64 as float64
 from jax import lax
 
 from knapgrad import regularizers
 
 Array = jax.Array
-
-#: A context in which float64 is there; before 0.8 JAX called it experimental.
-float64: Any = (jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")).enable_x64
 
 INFEASIBLE = -1e30  # finite, so that differences of infeasible values are numbers
 
@@ -60,8 +57,8 @@ def _scores(problem: Problem) -> Array:
 
 
 def _up(row: Array, w: Array, heaviest: int) -> Array:
-    """``row[c - w]`` for every c, and 0 where c < w."""
-    return lax.dynamic_slice(jnp.pad(row, (heaviest, 0)), (heaviest - w,), row.shape)
+    """``row[c - w]`` for every c, and something where c < w."""
+    return lax.dynamic_slice(jnp.concatenate([row[:heaviest], row]), (heaviest - w,), row.shape)
 
 
 def _down(row: Array, w: Array, heaviest: int) -> Array:
@@ -79,13 +76,12 @@ def _fill(problem: Problem, choice: Choice) -> tuple[Array, Array]:
         score, w = item
         fits = c >= w
         pick = _up(V, w, choice.heaviest) + score
-        advantage = pick - V
-        delta = advantage.astype(dtype)
-        larger = jnp.where(advantage > 0, pick, V)
+        delta = (pick - V).astype(dtype)
+        larger = jnp.where(pick > V, pick, V)
         return jnp.where(fits, larger + value(delta), V), jnp.where(fits, prob(delta), 0)  # [V], [Q]
 
     with float64(True):
-        V = jnp.where(c > 0, INFEASIBLE, 0.0) if choice.exactly else jnp.zeros(c.shape, jnp.float64)
+        V = jnp.where(c > 0, INFEASIBLE, 0.0) if choice.exactly else jnp.zeros(c.shape)
         V, Q = lax.scan(step, V, (_scores(problem), problem.weights))
         result = jnp.where((goal < 0) | (V[goal] < 0.5 * INFEASIBLE), jnp.nan, V[goal])
         return result.astype(dtype), Q
