@@ -52,6 +52,7 @@ def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiproces
         warps = min(enough, max(power_of_2(width) // 128, 1), 32)
         block = 32 * warps * (2 if warps <= 2 else 1)
     programs = min(batch, multiprocessors * max(24 // warps, 1), fit)
+    programs = -(-batch // -(-batch // programs))  # as few as take no more turns
     return Plan(block, warps, width, programs, narrow, few and warps > 1)
 
 
