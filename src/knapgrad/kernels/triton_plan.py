@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 LARGEST_ROW = 1 << 15  # capacities that one program works on
 NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
-SCRATCH = 320 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs a multiprocessor
+SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs a multiprocessor
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 
 
@@ -52,7 +52,8 @@ def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiproces
         warps = min(enough, max(power_of_2(width) // 128, 1), 32)
         block = 32 * warps * (2 if warps <= 2 else 1)
     programs = min(batch, multiprocessors * max(24 // warps, 1), fit)
-    programs = -(-batch // -(-batch // programs))  # as few as take no more turns
+    if narrow:
+        programs = -(-batch // -(-batch // programs))  # as few as take no more turns
     return Plan(block, warps, width, programs, narrow, few and warps > 1)
 
 
