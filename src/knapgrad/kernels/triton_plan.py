@@ -51,7 +51,7 @@ def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiproces
         enough = power_of_2(-(-15 * multiprocessors // min(batch, fit)))
         warps = min(enough, max(power_of_2(width) // 128, 1), 32)
         block = 32 * warps * (2 if warps <= 2 else 1)
-    programs = min(batch, multiprocessors * max(24 // warps, 1), fit)
+    programs = min(batch, multiprocessors * max(26 // warps, 1), fit)
     if narrow:
         programs = -(-batch // -(-batch // programs))  # as few as take no more turns
     return Plan(block, warps, width, programs, narrow, few and warps > 1)
