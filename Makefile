@@ -10,10 +10,10 @@ STAMP := $(VENV)/.installed
 SMOKE := build/smoke
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types bench figures wheel smoke smoke-torch clean
+.PHONY: help install demo test lint format types bench figures wheel smoke smoke-frameworks clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{printf "  make %-17s %s\n", $$1, $$2}'
 
 install: $(STAMP)  ## make the virtual environment with everything in it
 
@@ -55,9 +55,9 @@ smoke: wheel  ## try the wheel in an empty environment, without torch
 	$(SMOKE)/bin/python -m pip install --quiet -c constraints.txt dist/knapgrad-*.whl
 	cd $(SMOKE) && bin/python -I $(CURDIR)/.ci/smoke.py
 
-smoke-torch: smoke  ## the same, then with torch
-	wheel=$$(echo dist/knapgrad-*.whl) && $(SMOKE)/bin/python -m pip install --quiet -c constraints.txt "$$wheel[torch]"
-	cd $(SMOKE) && bin/python -I $(CURDIR)/.ci/smoke.py --torch
+smoke-frameworks: smoke  ## the same, then with torch and JAX
+	wheel=$$(echo dist/knapgrad-*.whl) && $(SMOKE)/bin/python -m pip install --quiet -c constraints.txt "$$wheel[torch,jax]"
+	cd $(SMOKE) && bin/python -I $(CURDIR)/.ci/smoke.py --torch --jax
 
 clean:  ## remove what was built, and the virtual environment
 	rm -rf $(VENV) build dist results .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Try an installed knapgrad: every operation once, against enumeration. With --torch, the PyTorch path as well."""
+"""Try an installed knapgrad: every operation once, against enumeration. With --torch and --jax, those paths as well."""
 
 from __future__ import annotations
 
@@ -60,9 +60,24 @@ def check_torch() -> None:
         assert torch.isfinite(gradient).all()
 
 
+def check_jax() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    scores = jnp.asarray(theta, jnp.float32)
+    _, mean = gibbs(theta, 0.7)
+    np.testing.assert_allclose(kg.relax(scores, budget, kg.Shannon(0.7)), mean, atol=1e-6)
+    for regularizer in (kg.Shannon(0.5), kg.Gini(0.5), kg.Tsallis(0.5)):
+        gradient = jax.jit(jax.grad(lambda x, r=regularizer: kg.relax(x, budget, r)[..., 0].sum()))(scores)
+        assert bool(jnp.isfinite(gradient).all())
+
+
 check_numpy()
 done = "NumPy"
 if "--torch" in sys.argv[1:]:
     check_torch()
-    done += " and PyTorch"
+    done += ", PyTorch"
+if "--jax" in sys.argv[1:] and sys.version_info >= (3, 11):
+    check_jax()
+    done += ", JAX"
 print(f"knapgrad {metadata.version('knapgrad')} works with {done} on Python {sys.version.split()[0]}")
