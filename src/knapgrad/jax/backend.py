@@ -89,18 +89,32 @@ def array(x: Any, like: Array, name: str) -> Array:
 
 def constants(constraint: Constraint, like: Array) -> tuple[Any, Any]:
     """Weights and capacity for operators on an array (*batch, n), as int32: no weight above the reach matters. A
-    capacity above what the constraint was made for is marked as not valid."""
+    capacity above what the constraint was made for, or below 0, is marked as not valid, and so is one with a traced
+    weight below 0."""
     reach = constraint.reach_of(like.shape[-1])
     weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
+    limit = reach if constraint.exactly else constraint.max_capacity
+    valid: Any = True
     if isinstance(weights, np.ndarray):
         weights = np.minimum(weights, reach + 1).astype(np.int32)
     else:
-        weights = jnp.minimum(weights, reach + 1).astype(jnp.int32)
-    if isinstance(capacity, np.ndarray):
+        valid = (weights >= 0).all(-1)
+        weights = _clipped(weights, reach + 1)
+    if isinstance(capacity, np.ndarray) and valid is True:
         return weights, np.minimum(capacity, reach).astype(np.int32)
-    limit = reach if constraint.exactly else constraint.max_capacity
-    valid = (capacity >= 0) if limit is None else (capacity >= 0) & (capacity <= limit)
-    return weights, jnp.where(valid, jnp.minimum(capacity, reach), -1).astype(jnp.int32)
+    if not isinstance(capacity, np.ndarray):
+        wide = _wide(capacity)
+        valid &= (wide >= 0) if limit is None else (wide >= 0) & (wide <= limit)
+    return weights, jnp.where(valid, _clipped(jnp.asarray(capacity), reach), -1)
+
+
+def _clipped(x: Array, most: int) -> Array:
+    return jnp.clip(_wide(x), 0, most).astype(jnp.int32)
+
+
+def _wide(x: Array) -> Array:
+    """Integers that a bound has room in."""
+    return x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Array) -> Array:

@@ -100,9 +100,14 @@ def _constant(x: Array, *_: Array) -> Array:
 @_constant.defjvp
 def _constant_jvp(primals: Any, tangents: Any) -> Any:
     raise NotImplementedError(
-        "knapgrad has no second derivative of relax (the third of value); differentiate once less, or use "
-        "jax.lax.stop_gradient on theta where this derivative is not wanted"
+        "knapgrad has two derivatives of value, and one of relax, entropy and log_prob; differentiate once less, or "
+        "use jax.lax.stop_gradient on theta where this derivative is not wanted"
     )
+
+
+def _frozen(problem: Problem) -> Problem:
+    """What is computed from it has no derivative."""
+    return problem._replace(theta=_constant(problem.theta), gamma=_constant(problem.gamma))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -112,7 +117,7 @@ def entropy(choice: Choice, problem: Problem) -> Array:
 
 @entropy.defjvp
 def _entropy_jvp(choice: Choice, primals: tuple[Problem], tangents: tuple[Problem]) -> Any:
-    result, gradient = _run("entropy", choice, primals[0])
+    result, gradient = _run("entropy", choice, _frozen(primals[0]))
     return result, (gradient * _direction(primals[0], tangents[0])).sum(-1)
 
 
@@ -131,7 +136,7 @@ def _log_prob_jvp(choice: Choice, primals: tuple[Problem, Array], tangents: tupl
     def derivative(problem: Problem, y: Array, z: Array) -> Array:
         return _run("log_prob_jvp", choice, problem, y, z[None], axis=1)
 
-    return log_prob(choice, problem, y), derivative(problem, y, direction)
+    return log_prob(choice, problem, y), derivative(_frozen(problem), y, direction)
 
 
 def sample(choice: Choice, problem: Problem, uniforms: Array) -> Array:

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import enable_x64 as float64
 from jax import lax
 
 from knapgrad import regularizers
+from knapgrad.reference import INFEASIBLE
 
 Array = jax.Array
-
-INFEASIBLE = -1e30  # finite, so that differences of infeasible values are numbers
+float64 = jax.enable_x64
 
 
 class Choice(NamedTuple):
@@ -78,7 +77,8 @@ def _fill(problem: Problem, choice: Choice) -> tuple[Array, Array]:
         pick = _up(V, w, choice.heaviest) + score
         delta = (pick - V).astype(dtype)
         larger = jnp.where(pick > V, pick, V)
-        return jnp.where(fits, larger + value(delta), V), jnp.where(fits, prob(delta), 0)  # [V], [Q]
+        V = jnp.where(fits, larger + value(delta).astype(jnp.float64), V)
+        return V, jnp.where(fits, prob(delta), 0)  # [V], [Q]
 
     with float64(True):
         V = jnp.where(c > 0, INFEASIBLE, 0.0) if choice.exactly else jnp.zeros(c.shape)
@@ -134,11 +134,11 @@ def _linear(q: Array, z: Array) -> tuple[Array, Array]:
 
 
 def _entropy(q: Array, z: Array) -> tuple[Array, Array]:
-    certain = q * (1.0 - q)
-    inside = jnp.where(certain > 0.0, q, 0.5)
+    spread = q * (1.0 - q)
+    inside = jnp.where(spread > 0.0, q, 0.5)
     pick, skip = jnp.log(inside), jnp.log(1.0 - inside)
-    added = jnp.where(certain > 0.0, -q * pick - (1.0 - q) * skip, certain)
-    return added, jnp.where(certain > 0.0, skip - pick, certain)
+    added = jnp.where(spread > 0.0, -q * pick - (1.0 - q) * skip, spread)
+    return added, jnp.where(spread > 0.0, skip - pick, spread)
 
 
 # The functions of theta / gamma.

@@ -53,7 +53,8 @@ def find(name: str, choice: Choice, theta: Array) -> Callable[..., Any] | None:
     function = _FUNCTIONS.get(name)
     if function is None or theta.size == 0 or multiprocessors() == 0:
         return None
-    if triton_plan.is_shared(theta.shape[-1], choice.reach, 2 * theta.dtype.itemsize):
+    tables = 2 if name in ("vjp", "entropy") else 1
+    if triton_plan.is_shared(theta.shape[-1], choice.reach, tables * theta.dtype.itemsize):
         return None  # rows so long that a scan keeps the device busy
     return _foldable(lambda problem, extra: function(problem, choice, *extra), axis=1 if name in _PATHS else 0)
 
@@ -88,6 +89,8 @@ def _launch(
 
     theta, weights, capacity, gamma = problem
     *batch, n = theta.shape
+    if prod(batch) == 0:
+        return [jnp.zeros(shape, theta.dtype) for shape in outputs]
     count, tables = prod(batch), 2 if options.get("DIRECTION", "none") != "none" else 1
     plan = triton_plan.plan(count, n, choice.reach, tables, theta.dtype.itemsize, multiprocessors())
     constants, steps = [], []
