@@ -19,7 +19,7 @@ install: $(STAMP)  ## make the virtual environment with everything in it
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[torch,jax,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[torch,jax,pyepo,dev]'
 	touch $@
 
 demo: $(STAMP)  ## learn item values from observed decisions (under a minute)

@@ -1,0 +1,1 @@
+"""The paper's experiments; see README.md in this folder."""

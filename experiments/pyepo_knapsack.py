@@ -1,0 +1,325 @@
+"""The paper's first experiment: predict item values from features, so that the best selection is the right one.
+
+Synthetic knapsacks as in PyEPO's genData, with integer weights; a small network; every loss with the same exact solver.
+Three parts: ``train`` makes one row for each method, number of items and seed; ``time`` measures a gradient step;
+``figure`` draws both. What the paper leaves open, and what is ours, is in README.md in this folder.
+
+    python -m experiments.pyepo_knapsack --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyepo.func as losses
+import torch
+from pyepo.data.dataset import optDataset
+from torch import Tensor, nn
+
+import knapgrad as kg
+from benchmarks import timing
+from experiments import sweep
+from knapgrad.pyepo import knapsackModel, regularizedKnapsackFenchelYoung
+
+RESULTS = Path(__file__).parent / "results"
+FEATURES = 5  # the paper does not say; PyEPO's examples have 5
+EPOCHS, BATCH, LEARNING_RATE, HIDDEN = 30, 32, 2e-3, 64
+PARTS = {"train": 10_000, "validation": 4_000, "test": 4_000}
+GAMMA = SIGMA = 5.0
+ITEMS = (10, 25, 50, 100)
+SEEDS = {10: 10, 25: 10, 50: 10, 100: 5}
+
+#: predicted values, true values, decisions and their values, each (batch, ...) -> the loss
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Part(NamedTuple):
+    """Instances: features (size, p), true values and best selections (size, n), and their values (size, 1)."""
+
+    features: Tensor
+    values: Tensor
+    decisions: Tensor
+    best: Tensor
+
+
+class Benchmark(NamedTuple):
+    weights: np.ndarray
+    capacity: int
+    parts: dict[str, Part]
+
+    @property
+    def constraint(self) -> kg.Knapsack:
+        return kg.Knapsack(self.weights, self.capacity)
+
+    @property
+    def model(self) -> knapsackModel:
+        return knapsackModel(self.weights, self.capacity)
+
+
+@lru_cache(maxsize=1)
+def generate(n: int, seed: int, scale: float = 1.0) -> Benchmark:
+    """The paper's data; ``scale`` makes it smaller."""
+    rng = np.random.default_rng([seed, n])
+    weights = rng.integers(3, 9, n)
+    mixing = rng.integers(0, 2, (n, FEATURES))
+    parts = {}
+    for name, full in PARTS.items():
+        size = max(int(scale * full), BATCH)
+        features = rng.standard_normal((size, FEATURES))
+        polynomial = (features @ mixing.T / np.sqrt(FEATURES) + 3) ** 3 + 1
+        noise = rng.uniform(0.7, 1.3, (size, n))
+        values = torch.from_numpy(np.ceil(polynomial * 5 / 3.5**3 * noise).astype(np.float32))
+        decisions = kg.solve(values, kg.Knapsack(weights, int(weights.sum()) // 2))
+        best = (values * decisions).sum(-1, keepdim=True)
+        parts[name] = Part(torch.from_numpy(features.astype(np.float32)), values, decisions, best)
+    return Benchmark(weights, int(weights.sum()) // 2, parts)
+
+
+# The methods: what each sees in training, and its loss.
+
+
+class Method(NamedTuple):
+    sees: str  # "values" or "decisions"
+    make: Callable[[Benchmark, int], Loss]  # of a benchmark and a seed
+
+
+def _dp(regularizer: str) -> Method:
+    def make(benchmark: Benchmark, seed: int) -> Loss:
+        loss = regularizedKnapsackFenchelYoung(benchmark.model, GAMMA, regularizer)
+        return lambda predicted, values, decisions, best: loss(predicted, decisions)
+
+    return Method("decisions", make)
+
+
+def _perturbed(samples: int) -> Method:
+    def make(benchmark: Benchmark, seed: int) -> Loss:
+        loss = losses.perturbedFenchelYoung(benchmark.model, n_samples=samples, sigma=SIGMA, seed=seed)
+        return lambda predicted, values, decisions, best: loss(predicted, decisions)
+
+    return Method("decisions", make)
+
+
+def _black_box(strength: Callable[[int], float]) -> Method:
+    def make(benchmark: Benchmark, seed: int) -> Loss:
+        solution = losses.blackboxOpt(benchmark.model, lambd=strength(len(benchmark.weights)))
+        return lambda predicted, values, decisions, best: 0.5 * (solution(predicted) - decisions).square().mean()
+
+    return Method("decisions", make)
+
+
+def _identity(benchmark: Benchmark, seed: int) -> Loss:
+    solution = losses.negativeIdentity(benchmark.model)
+    return lambda predicted, values, decisions, best: 0.5 * (solution(predicted) - decisions).square().mean()
+
+
+def _contrastive(benchmark: Benchmark, seed: int) -> Loss:
+    data = benchmark.parts["train"]
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        dataset = optDataset(benchmark.model, data.features, data.values)
+    loss = losses.noiseContrastiveEstimation(benchmark.model, solve_ratio=0.05, dataset=dataset)
+    return lambda predicted, values, decisions, best: loss(predicted, decisions)
+
+
+def _cross_entropy(benchmark: Benchmark, seed: int) -> Loss:
+    return lambda predicted, values, decisions, best: nn.functional.binary_cross_entropy_with_logits(
+        predicted, decisions
+    )
+
+
+def _spo_plus(benchmark: Benchmark, seed: int) -> Loss:
+    return losses.SPOPlus(benchmark.model)
+
+
+def _squared_error(benchmark: Benchmark, seed: int) -> Loss:
+    return lambda predicted, values, decisions, best: nn.functional.mse_loss(predicted, values)
+
+
+METHODS = {
+    "DP Shannon": _dp("shannon"),
+    "DP Gini": _dp("gini"),
+    "DP Tsallis": _dp("tsallis"),
+    "PFY, 10 samples": _perturbed(10),
+    "PFY, 1 sample": _perturbed(1),
+    "DBB, 0.1": _black_box(lambda n: 0.1),
+    "DBB, scaled": _black_box(lambda n: GAMMA * BATCH * n),  # moves the value of an item that is wrong by gamma
+    "NCE": Method("decisions", _contrastive),
+    "NID": Method("decisions", _identity),
+    "cross-entropy": Method("decisions", _cross_entropy),
+    "MSE": Method("values", _squared_error),
+    "SPO+": Method("values", _spo_plus),
+}
+
+
+# Training.
+
+
+def train(method: str, n: int, seed: int, epochs: int = EPOCHS, scale: float = 1.0) -> sweep.Row:
+    """One training. After each epoch: relative regret and share of wrong decisions."""
+    torch.set_num_threads(1)  # runs share the cores
+    start = time.perf_counter()
+    benchmark = generate(n, seed, scale)
+    torch.manual_seed(seed)
+    network = nn.Sequential(
+        nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, n)
+    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
+    loss = METHODS[method].make(benchmark, seed)
+    data = benchmark.parts["train"]
+    shuffling = torch.Generator().manual_seed(seed)
+    curve = []
+    for _ in range(epochs):
+        for batch in torch.randperm(len(data.features), generator=shuffling).split(BATCH):
+            features, *rest = (x[batch] for x in data)
+            optimizer.zero_grad()
+            loss(network(features), *rest).backward()
+            optimizer.step()
+        (regret, wrong), (test, _) = (evaluate(network, benchmark, part) for part in ("validation", "test"))
+        curve.append({"validation_regret": regret, "validation_wrong": wrong, "test_regret": test})
+    by_regret = min(curve, key=lambda epoch: epoch["validation_regret"])
+    by_decisions = min(curve, key=lambda epoch: epoch["validation_wrong"])
+    return {
+        "sees": METHODS[method].sees,
+        "test_regret": by_regret["test_regret"],
+        "best_epoch": 1 + curve.index(by_regret),
+        "test_regret_without_values": by_decisions["test_regret"],
+        "curve": {name: [epoch[name] for epoch in curve] for name in curve[0]},
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+@torch.no_grad()
+def evaluate(network: nn.Module, benchmark: Benchmark, part: str) -> tuple[float, float]:
+    """Mean relative regret, and the share of items that are decided otherwise than in the best selection."""
+    features, values, decisions, best = benchmark.parts[part]
+    chosen = kg.solve(network(features), benchmark.constraint)
+    regret = (best - (values * chosen).sum(-1, keepdim=True)) / best
+    return round(float(regret.mean()), 7), round(float((chosen != decisions).float().mean()), 7)
+
+
+# Time of a gradient step.
+
+
+def measure(n: int, seconds: float, with_solver: bool = True) -> list[sweep.Row]:
+    """Forward and backward pass up to the predicted values, methods in turn in one process, on one thread."""
+    torch.set_num_threads(1)
+    benchmark = generate(n, seed=0)
+    _, values, decisions, best = (x[:BATCH] for x in benchmark.parts["train"])
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(0))
+    predicted = (values + noise).requires_grad_()
+
+    def step(loss: Loss) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(loss(predicted, values, decisions, best), predicted)
+
+    contestants = {name: step(method.make(benchmark, 0)) for name, method in METHODS.items()}
+    if with_solver:
+        contestants["PFY, 10 samples, OR-Tools"] = step(as_shipped(benchmark))
+    times = timing.take_turns(contestants, seconds)
+    ours = [name for name in METHODS if name.startswith("DP")]
+    return [
+        {
+            "method": name,
+            "n": n,
+            "microseconds": timing.microseconds(measured),
+            "times_slower_than": {one: timing.ratio(measured, times[one]) for one in ours},
+        }
+        for name, measured in times.items()
+    ]
+
+
+def as_shipped(benchmark: Benchmark) -> Loss:
+    """PyEPO's perturbed loss on its OR-Tools model, as it comes."""
+    from pyepo.model.ort import knapsackModel as solver_model
+
+    model = solver_model(benchmark.weights[None].astype(float), [float(benchmark.capacity)])
+    loss = losses.perturbedFenchelYoung(model, n_samples=10, sigma=SIGMA)
+    return lambda predicted, values, decisions, best: loss(predicted, decisions)
+
+
+# The command line.
+
+
+def main() -> None:
+    options = parse()
+    rows_file, times_file = options.output / "pyepo_knapsack.jsonl", options.output / "pyepo_knapsack_time.json"
+    if "train" in options.parts:
+        tasks = [
+            {"method": method, "n": n, "seed": seed, "epochs": options.epochs, "scale": options.scale}
+            for seed in range(options.seeds or max(SEEDS.values()))
+            for n in options.items
+            for method in options.methods
+            if options.seeds or seed < SEEDS.get(n, 5)
+        ]
+        sweep.run(recorded_train, tasks, rows_file, options.jobs, options.ray)
+    if "time" in options.parts:
+        rows = [row for n in options.items for row in measure(n, options.seconds, not options.quick)]
+        times_file.write_text(json.dumps({"environment": provenance(), "rows": rows}, indent=1) + "\n")
+    if "report" in options.parts:
+        from experiments import pyepo_report
+
+        times = json.loads(times_file.read_text())["rows"] if times_file.exists() else []
+        pyepo_report.write(sweep.read(rows_file), times, METHODS, options.output, not options.quick)
+
+
+def recorded_train(**task: Any) -> sweep.Row:
+    return train(**task) | provenance()
+
+
+def provenance() -> sweep.Row:
+    known = timing.environment(sys.argv[1:])
+    return {
+        "commit": known["commit"],
+        "date": known["date"],
+        "cpu": f"{known['cpu']}, {known['cores']} cores",
+        "python": known["python"],
+        "versions": {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
+        | {"pyepo": metadata.version("pyepo")},
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.pyepo_knapsack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", help="train, time, report (all, in this order)")
+    parser.add_argument("--quick", action="store_true", help="two epochs on little data: a look, under a minute")
+    parser.add_argument("--items", type=int, nargs="+", metavar="N", help="numbers of items (10 25 50 100; quick: 10)")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(METHODS)} (all)")
+    parser.add_argument("--seeds", type=int, help="trainings of each (10, of 100 items 5; quick: 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    parser.add_argument("--ray", action="store_true", help="on a Ray cluster, or a local one (RAY_ADDRESS says which)")
+    parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
+    options = parser.parse_args()
+    options.parts = options.parts or ["train", "time", "report"]
+    unknown = set(options.parts) - {"train", "time", "report"}
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are train, time, report")
+    options.methods = options.methods or list(METHODS)
+    unknown = set(options.methods) - set(METHODS)
+    if unknown:
+        parser.error(f"no such method: {', '.join(sorted(unknown))}; there are {', '.join(METHODS)}")
+    options.items = options.items or ([10] if options.quick else list(ITEMS))
+    if min(options.items) < 1 or options.jobs < 1 or (options.seeds is not None and options.seeds < 1):
+        parser.error("--items, --seeds and --jobs must be at least 1")
+    options.seeds = options.seeds or (1 if options.quick else None)
+    options.epochs, options.scale, options.seconds = (2, 0.05, 0.5) if options.quick else (EPOCHS, 1.0, 20.0)
+    options.output = options.output or (RESULTS / "quick" if options.quick else RESULTS)
+    return options
+
+
+if __name__ == "__main__":
+    from experiments.pyepo_knapsack import main as imported  # workers find it under this name, not as __main__
+
+    imported()

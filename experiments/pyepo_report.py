@@ -1,0 +1,120 @@
+"""The figure and the tables of pyepo_knapsack.py, from its result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
+
+Row = dict[str, Any]
+PAGE = Path(__file__).parent / "README.md"
+BEGIN = "<!-- pyepo_knapsack: begin. Rewritten by its part `report`; write above or below. -->"
+END = "<!-- pyepo_knapsack: end -->"
+MEASURES = {"test_regret": "with true values to validate", "test_regret_without_values": "decisions alone"}
+
+
+def write(rows: list[Row], times: list[Row], methods: dict[str, Any], folder: Path, to_page: bool) -> None:
+    """Prints the tables, draws the figure, and puts the tables into the page."""
+    tables = "\n\n".join([regret_table(rows, methods), *([time_table(times)] if times else [])])
+    print(tables)
+    draw(rows, times, methods, folder / "pyepo_knapsack.png")
+    print(f"\nFigure: {folder / 'pyepo_knapsack.png'}")
+    if to_page:
+        old = PAGE.read_text()
+        PAGE.write_text(f"{old.split(BEGIN)[0]}{BEGIN}\n\n{tables}\n\n{END}{old.split(END)[-1]}")
+
+
+def interval(rows: list[Row], method: str, n: int, measure: str) -> tuple[float, float, int]:
+    """Mean in percent, half the width of its 95% confidence interval, and the number of seeds."""
+    found = 100 * np.array([row[measure] for row in rows if row["method"] == method and row["n"] == n])
+    if len(found) < 2:
+        return float(found.mean()) if len(found) else float("nan"), float("nan"), len(found)
+    return found.mean(), stats.t.ppf(0.975, len(found) - 1) * stats.sem(found), len(found)
+
+
+def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
+    sizes = sorted({row["n"] for row in rows})
+    seeds = ", ".join(f"{len({row['seed'] for row in rows if row['n'] == n})} for n = {n}" for n in sizes)
+    lines = [
+        f"Relative regret on the test set in percent: mean and 95% interval over seeds ({seeds}). Epochs are chosen by the "
+        "regret on the validation set; in the second table, where nobody has true values, by its share of wrong decisions.",
+    ]
+    for measure in MEASURES:
+        lines += [
+            "",
+            "| sees | method | " + " | ".join(f"n = {n}" for n in sizes) + " |",
+            "|---" * (len(sizes) + 2) + "|",
+        ]
+        for name, method in sorted(methods.items(), key=lambda pair: pair[1].sees):
+            if measure == "test_regret_without_values" and method.sees == "values":
+                continue
+            cells = []
+            for n in sizes:
+                mean, half, count = interval(rows, name, n, measure)
+                cells.append("" if not count else f"{mean:.2f} ± {half:.2f}" if count > 1 else f"{mean:.2f}")
+            lines.append(f"| {method.sees} | {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def time_table(times: list[Row]) -> str:
+    sizes = sorted({row["n"] for row in times})
+    names = list(dict.fromkeys(row["method"] for row in times))
+    found = {(row["method"], row["n"]): row["microseconds"] for row in times}
+    lines = [
+        "Microseconds of a gradient step, forward and backward to the predicted values, batch 32, one thread: median and quartiles.",
+        "",
+        "| method | " + " | ".join(f"n = {n}" for n in sizes) + " |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for name in names:
+        cells = [found.get((name, n)) for n in sizes]
+        lines.append(
+            f"| {name} | "
+            + " | ".join("" if c is None else f"{c['median']:,.0f} ({c['q1']:,.0f}–{c['q3']:,.0f})" for c in cells)
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path) -> None:
+    figure, (speed, known, unknown) = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
+    names = list(dict.fromkeys([*methods, *(row["method"] for row in times)]))
+    colors = dict(zip(names, plt.cm.tab20(np.linspace(0, 1, len(names)))))
+
+    def style(name: str) -> dict[str, Any]:
+        ours = name.startswith("DP")
+        seen = methods[name].sees if name in methods else "decisions"
+        return {
+            "color": colors[name], "label": name, "marker": "o" if ours else "s", "markersize": 4,
+            "linewidth": 2.2 if ours else 1.2, "linestyle": "--" if seen == "values" else "-", "capsize": 2,
+        }  # fmt: skip
+
+    for name in names:
+        mine = sorted((row["n"], row["microseconds"]) for row in times if row["method"] == name)
+        if mine:
+            middle = np.array([spread["median"] for _, spread in mine])
+            bars = np.abs(np.array([[spread["q1"], spread["q3"]] for _, spread in mine]).T - middle)
+            speed.errorbar([n for n, _ in mine], middle, bars, **style(name))
+        for axes, measure in zip((known, unknown), MEASURES):
+            if name not in methods or (axes is unknown and methods[name].sees == "values"):
+                continue
+            sizes = sorted({row["n"] for row in rows if row["method"] == name})
+            if sizes:
+                means, halves, _ = zip(*(interval(rows, name, n, measure) for n in sizes))
+                axes.errorbar(sizes, means, halves, **style(name))
+    speed.set(title="Gradient step, one thread", xlabel="items", ylabel="microseconds", xscale="log", yscale="log")
+    for axes, measure in zip((known, unknown), MEASURES):
+        axes.set(title=MEASURES[measure], xlabel="items", ylabel="test relative regret, %", xscale="log", yscale="log")
+    for axes in (speed, known, unknown):
+        axes.grid(alpha=0.3)
+        axes.set_xticks([10, 25, 50, 100], ["10", "25", "50", "100"], minor=False)
+        axes.minorticks_off()
+    (known if not times else speed).legend(fontsize=7)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,111 @@
+"""Runs a function on many tasks, on several processes or a Ray cluster, and keeps a row for each, once.
+
+Results are lines of JSON, added to a file as they come in by the process that was started, and by no other. A run that
+is stopped goes on where it was; when a worker is killed, what it was at is done again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import joblib
+from tqdm import tqdm
+
+Task = dict[str, Any]
+Row = dict[str, Any]
+RETRIES = 3
+
+
+def run(function: Callable[..., Row], tasks: list[Task], path: Path, jobs: int = 1, ray: bool = False) -> list[Row]:
+    """The rows ``task | function(**task)`` of all tasks, in their order; those in the file are not run again.
+
+    An exception of the function ends the run, with the rows that are finished kept.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path), _backend(ray), tqdm(total=len(tasks), desc=path.stem, unit="run", smoothing=0) as bar:
+        for attempt in range(RETRIES + 1):
+            done = {_key(row, task): row for row in read(path) for task in tasks[:1]}
+            missing = [task for task in tasks if _key(task, task) not in done]
+            bar.update(len(tasks) - len(missing) - bar.n)
+            if not missing:
+                break
+            if attempt:
+                bar.write(f"a worker was lost; {len(missing)} runs are left, attempt {attempt + 1}")
+            try:
+                calls = (joblib.delayed(_call)(function, task) for task in missing)
+                for row in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls):
+                    _append(path, row)
+                    bar.update()
+            except _lost_worker(ray):
+                if attempt == RETRIES:
+                    raise
+        return [done[_key(task, task)] for task in tasks]
+
+
+def _call(function: Callable[..., Row], task: Task) -> Row:
+    return task | function(**task)
+
+
+def _key(row: Row, task: Task) -> str:
+    """What tells tasks apart: the fields that they have."""
+    return json.dumps({name: row.get(name) for name in task}, sort_keys=True)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file; a last line that was cut off is removed from it."""
+    if not path.exists():
+        return []
+    text = path.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if whole != text:
+        path.write_bytes(whole)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _append(path: Path, row: Row) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One run a file at a time."""
+    with path.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another run is writing {path}; wait for it, or choose another --output") from None
+        yield
+
+
+@contextmanager
+def _backend(ray: bool) -> Iterator[None]:
+    if not ray:
+        yield
+        return
+    try:
+        import ray as _  # noqa: F401
+        from ray.util.joblib import register_ray
+    except ImportError:
+        raise SystemExit("--ray needs Ray: pip install ray") from None
+    register_ray()
+    with joblib.parallel_config(backend="ray"):
+        yield
+
+
+def _lost_worker(ray: bool) -> tuple[type[BaseException], ...]:
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    if not ray:
+        return (TerminatedWorkerError,)
+    from ray.exceptions import RayError
+
+    return (TerminatedWorkerError, RayError)

@@ -1,0 +1,235 @@
+"""Knapsacks for `PyEPO <https://github.com/khalil-research/PyEPO>`_: an exact model without a solver, and our losses.
+
+>>> import numpy as np, torch
+>>> model = knapsackModel(weights=[[2.5, 1.5, 1.0]], capacity=[4.0])
+>>> model.setObj([3.0, 2.0, 2.5])
+>>> model.solve()
+(array([1., 0., 1.]), 5.5)
+>>> loss = regularizedKnapsackFenchelYoung(model, gamma=1.0, regularizer="gini")
+>>> loss(torch.tensor([[3.0, 2.0, 2.5]]), torch.tensor([[1.0, 0.0, 1.0]])).shape
+torch.Size([])
+
+Names follow PyEPO's: classes in camelCase, with acronyms for short.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import gcd, lcm
+from typing import Any
+
+import numpy as np
+
+import knapgrad as kg
+from knapgrad.regularizers import REGULARIZERS, Regularizer
+
+try:
+    import torch
+    from pyepo.func._common import is_minimize
+    from pyepo.func.abcmodule import optModule
+    from pyepo.model.bases import knapsackBase
+    from pyepo.model.opt import optModel
+except ImportError as error:
+    raise ImportError(
+        f"knapgrad.pyepo needs PyEPO and PyTorch; install them with: pip install 'knapgrad[pyepo]' ({error})"
+    ) from error
+
+LARGEST_CAPACITY = 1_000_000  # after scaling; a table has one column for each unit
+_AHEAD = 4096  # rows of a matrix that are solved at a time
+
+
+class knapsackModel(knapsackBase):
+    """The 0/1 knapsack, solved exactly by dynamic programming: no solver, no licence.
+
+    PyEPO asks for one solution after the other. This model notices that the costs it is asked about are rows of one
+    matrix, solves the whole matrix in one call, and answers from memory as long as the rows are what they were: its
+    losses, datasets and metrics run batched as they are.
+
+    Args:
+        weights: (n,) or (1, n), not negative, decimal numbers: 3.57 and 2.1 are scaled to 357 and 210, exactly.
+        capacity: a number, or a list of one.
+
+    Raises:
+        ValueError: for several constraints; or if the capacity, in units of the weights' last digit, exceeds a million.
+    """
+
+    def __init__(self, weights: Any, capacity: Any) -> None:
+        shaped = np.atleast_2d(np.asarray(weights))
+        limits = np.atleast_1d(np.asarray(capacity))
+        if shaped.shape[0] != 1 or limits.shape != (1,):
+            raise ValueError(
+                f"weights must be of one constraint, got shapes {shaped.shape} and {limits.shape}; for several, "
+                "PyEPO's own models need a solver: pyepo.model.ort.knapsackModel"
+            )
+        self.constraint = integer_knapsack(shaped[0], limits[0])
+        self._rows = _Rows(self.constraint)
+        super().__init__(shaped, limits)
+
+    def _getModel(self) -> tuple[None, list[int]]:
+        return None, self.items
+
+    def setObj(self, c: Any) -> None:
+        """Sets the values of the items, (n,)."""
+        if tuple(np.shape(c)) != (self.num_cost,):
+            raise ValueError(f"c must have one value for each of the {self.num_cost} items, got shape {np.shape(c)}")
+        self._cost = c
+
+    def solve(self) -> tuple[np.ndarray, float]:
+        """The best selection (n,), in zeros and ones, and its objective."""
+        if not hasattr(self, "_cost"):
+            raise RuntimeError("no objective yet: call setObj(c) before solve()")
+        return self._rows.solve(self._cost, is_minimize(self.modelSense))
+
+    def addConstr(self, coefs: Any, rhs: float) -> Any:
+        raise NotImplementedError(
+            "a dynamic program takes one knapsack constraint; for more, PyEPO's models need a solver: "
+            "pyepo.model.ort.knapsackModel"
+        )
+
+
+class _Rows:
+    """Solves costs that are rows of a matrix together with the rows that follow, and remembers. An answer from memory
+    is for the same costs, number by number. Rows that nobody asks for make it look less far ahead."""
+
+    def __init__(self, constraint: kg.Knapsack) -> None:
+        self.constraint, self.ahead, self.used, self.minimize = constraint, _AHEAD, 0, False
+        self.costs = self.selections = self.objectives = np.empty((0, 0))
+
+    def solve(self, cost: Any, minimize: bool) -> tuple[np.ndarray, float]:
+        row = _as_numpy(cost)
+        at = self.used
+        if at >= len(self.costs) or minimize != self.minimize or not np.array_equal(row, self.costs[at]):
+            grown = 2 * self.ahead if at == len(self.costs) else at
+            self.ahead = min(max(grown, 1), _AHEAD)
+            self.costs, at = _rows_from(row, self.ahead), 0
+            self.minimize = minimize
+            self.selections = kg.solve(-self.costs if minimize else self.costs, self.constraint)
+            self.objectives = np.einsum("bi,bi->b", self.costs, self.selections, dtype=np.float64)
+        self.used = at + 1
+        return self.selections[at].copy(), float(self.objectives[at])
+
+
+def _as_numpy(cost: Any) -> np.ndarray:
+    """A vector of floats; a row of a tensor becomes one of an array."""
+    if isinstance(cost, torch.Tensor):
+        cost, matrix = cost.detach(), cost._base
+        if matrix is None or matrix.ndim != 2 or not matrix.is_contiguous() or matrix.shape[1] != cost.numel():
+            return cost.cpu().numpy()
+        return matrix.detach().cpu().numpy()[(cost.storage_offset() - matrix.storage_offset()) // cost.numel()]
+    cost = np.asarray(cost)
+    return cost if cost.dtype in (np.float32, np.float64) else cost.astype(np.float64)
+
+
+def _rows_from(row: np.ndarray, count: int) -> np.ndarray:
+    """A copy of this row and up to so many of those that follow it in its matrix."""
+    matrix = row.base
+    if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or not matrix.flags.c_contiguous:
+        return row[None].copy()
+    offset = row.__array_interface__["data"][0] - matrix.__array_interface__["data"][0]
+    size = matrix.shape[1] * matrix.itemsize
+    if matrix.dtype != row.dtype or matrix.shape[1:] != row.shape or row.strides != (row.itemsize,) or offset % size:
+        return row[None].copy()
+    return matrix[offset // size :][:count].copy()
+
+
+def integer_knapsack(weights: Any, capacity: Any) -> kg.Knapsack:
+    """The same constraint in integers, in units of the largest number that divides every weight.
+
+    >>> integer_knapsack([3.57, 2.1], 5.0).weights, integer_knapsack([3.57, 2.1], 5.0).capacity
+    (array([17, 10]), array(23))
+    """
+    try:
+        exact = [Fraction(str(w)) for w in np.asarray(weights)]
+        limit = Fraction(str(np.asarray(capacity)[()]))
+    except ValueError:
+        raise ValueError(f"weights and capacity must be finite numbers, got {weights} and {capacity}") from None
+    if min(exact) < 0 or limit < 0:
+        raise ValueError(f"weights and capacity must not be negative, got {weights} and {capacity}")
+    denominator = lcm(*(w.denominator for w in exact))
+    unit = Fraction(gcd(*(int(w * denominator) for w in exact)) or denominator, denominator)
+    units = min(limit, sum(exact)) // unit
+    if units > LARGEST_CAPACITY:
+        raise ValueError(
+            f"capacity must be at most {LARGEST_CAPACITY:,} in units of {float(unit):.3g}, of which all weights are "
+            f"multiples, got {units:.3g}; round the weights: np.ceil(weights * 100) / 100 keeps selections feasible"
+        )
+    return kg.Knapsack(np.array([int(w / unit) for w in exact]), int(units))
+
+
+class regularizedKnapsackOpt(optModule):
+    """The relaxed selection as a solution operator: each item's probability, with exact gradients.
+
+    Returns a solution, not a loss: pair it with a loss of the task, or use :class:`regularizedKnapsackFenchelYoung`.
+
+    Args:
+        optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's with one constraint.
+        gamma: strength of the regularizer, in the units of the costs; a number or a tensor, also one to learn.
+        regularizer: "shannon", "gini" or "tsallis".
+        processes: for the API's sake. There is nothing to distribute: the work uses torch's threads, or the GPU.
+    """
+
+    def __init__(self, optmodel: optModel, gamma: Any = 1.0, regularizer: str = "shannon", processes: int = 1) -> None:
+        self._set_up(optmodel, gamma, regularizer, "mean")
+
+    def _set_up(self, optmodel: optModel, gamma: Any, regularizer: str, reduction: Any) -> None:
+        super().__init__(optmodel, reduction=reduction)
+        if regularizer not in REGULARIZERS:
+            raise ValueError(f"regularizer must be one of {', '.join(REGULARIZERS)}, got {regularizer!r}")
+        REGULARIZERS[regularizer](gamma)  # checks gamma
+        self.gamma, self.regularizer, self.constraint = gamma, regularizer, _constraint_of(optmodel)
+
+    @property
+    def smoothing(self) -> Regularizer:
+        return REGULARIZERS[self.regularizer](self.gamma)
+
+    def _theta(self, pred_cost: torch.Tensor) -> torch.Tensor:
+        """What is maximised."""
+        full = self.optmodel._fullCost(pred_cost)
+        return -full if is_minimize(self.optmodel.modelSense) else full
+
+    def forward(self, pred_cost: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return kg.relax(self._theta(pred_cost), self.constraint, self.smoothing)
+
+
+class regularizedKnapsackFenchelYoung(regularizedKnapsackOpt):
+    """The Fenchel-Young loss of a regularized knapsack: exact where the perturbed one is estimated by sampling.
+
+    ``loss(pred_cost, true_sol)`` is convex in the predicted costs; its gradient is the relaxed selection minus the
+    true one (for a model that minimises, the reverse). It needs decisions only, no true costs.
+
+    Args:
+        optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's with one constraint.
+        gamma: strength of the regularizer, in the units of the costs.
+        regularizer: "shannon", "gini" or "tsallis".
+        processes: for the API's sake, see :class:`regularizedKnapsackOpt`.
+        reduction: "mean", "sum" or "none".
+    """
+
+    def __init__(
+        self,
+        optmodel: optModel,
+        gamma: Any = 1.0,
+        regularizer: str = "shannon",
+        processes: int = 1,
+        reduction: str = "mean",
+    ) -> None:
+        self._set_up(optmodel, gamma, regularizer, reduction)
+
+    def forward(self, pred_cost: torch.Tensor, true_sol: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        loss = kg.fenchel_young_loss(self._theta(pred_cost), true_sol, self.constraint, self.smoothing)
+        return self._reduce(loss)
+
+
+def _constraint_of(optmodel: optModel) -> kg.Knapsack:
+    if isinstance(optmodel, knapsackModel):
+        return optmodel.constraint
+    if not isinstance(optmodel, knapsackBase) or optmodel._extra_constrs or len(optmodel.capacity) != 1:
+        raise TypeError(
+            f"optmodel must be a knapsack with one constraint, got {optmodel!r}; "
+            "for example knapgrad.pyepo.knapsackModel(weights, capacity)"
+        )
+    return integer_knapsack(optmodel.weights[0], optmodel.capacity[0])
+
+
+RKO = regularizedKnapsackOpt
+RKFY = regularizedKnapsackFenchelYoung

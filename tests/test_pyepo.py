@@ -1,0 +1,330 @@
+"""knapgrad.pyepo: the model under PyEPO's own losses, datasets and metrics; our losses in its conventions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("pyepo")
+import pyepo.data  # noqa: E402
+import pyepo.func  # noqa: E402
+import pyepo.metric  # noqa: E402
+from pyepo import EPO  # noqa: E402
+from pyepo.data.dataset import optDataset  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+import knapgrad as kg  # noqa: E402
+import knapgrad.pyepo as adapter  # noqa: E402
+from knapgrad.pyepo import RKFY, RKO, integer_knapsack, knapsackModel  # noqa: E402
+
+REGULARIZERS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
+WEIGHTS, FEATURES, COSTS = pyepo.data.knapsack.genData(120, 4, 7, deg=3, noise_width=0.3, seed=3)
+CAPACITY = [round(0.5 * WEIGHTS.sum(), 2)]
+
+
+class Minimizing(knapsackModel):
+    """The same problem with costs instead of values."""
+
+    modelSense = EPO.MINIMIZE
+
+
+@pytest.fixture
+def solved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each call of the solver had."""
+    seen: list[int] = []
+    solve = kg.solve
+
+    def counted(costs: Any, constraint: Any) -> Any:
+        seen.append(len(costs))
+        return solve(costs, constraint)
+
+    monkeypatch.setattr(adapter.kg, "solve", counted)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def dataset() -> optDataset:
+    return optDataset(knapsackModel(WEIGHTS, CAPACITY), FEATURES, COSTS)
+
+
+def best_by_listing(cost: np.ndarray, weights: np.ndarray, capacity: float) -> float:
+    subsets = np.array(list(itertools.product([0, 1], repeat=len(cost))))
+    return float((subsets @ cost)[subsets @ weights <= capacity + 1e-9].max())
+
+
+# The model
+
+
+def test_decimal_weights_by_listing(dataset):
+    for cost, solution, objective in zip(COSTS, dataset.sols.numpy(), dataset.objs.numpy()):
+        assert solution @ WEIGHTS[0] <= CAPACITY[0] + 1e-9
+        assert objective[0] == pytest.approx(best_by_listing(cost, WEIGHTS[0], CAPACITY[0]))
+        assert objective[0] == pytest.approx(cost @ solution)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_objectives_equal_those_of_a_solver(seed):
+    """30 instances for each of 10 weight vectors; solutions may differ where several are best."""
+    ort = pytest.importorskip("pyepo.model.ort")
+    pytest.importorskip("ortools")
+    weights, _, costs = pyepo.data.knapsack.genData(30, 5, 12, deg=2, noise_width=0.5, seed=seed)
+    capacity = [round(0.4 * weights.sum(), 2)]
+    solver, model = ort.knapsackModel(weights, capacity), knapsackModel(weights, capacity)
+    for cost in costs + np.random.default_rng(seed).normal(size=costs.shape).astype(np.float32):
+        solver.setObj(cost)
+        model.setObj(cost)
+        assert model.solve()[1] == pytest.approx(solver.solve()[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "weights, capacity, expected, limit",
+    [
+        ([3.57, 2.1], 5.0, [17, 10], 23),
+        ([3, 5], 7, [3, 5], 7),
+        ([30, 50], 79, [3, 5], 7),
+        ([0.5, 0.25], 0.74, [2, 1], 2),
+        (np.array([3.57, 2.1], np.float32), np.float32(5.67), [17, 10], 27),
+        ([1e-3, 2e-3], 1e9, [1, 2], 3),  # no more than all weights together
+        ([0.0, 0.0], 1.0, [0, 0], 0),
+        ([0.1] * 3, 0.3, [1, 1, 1], 3),  # in floats 0.1 + 0.1 + 0.1 is more than 0.3
+    ],
+)
+def test_weights_become_integers_exactly(weights, capacity, expected, limit):
+    constraint = integer_knapsack(weights, capacity)
+    assert constraint.weights.tolist() == expected and int(constraint.capacity) == limit
+
+
+@pytest.mark.parametrize(
+    "weights, capacity, message",
+    [
+        ([1 / 3, 1.0], 1.0, r"capacity must be at most 1,000,000 .* round the weights"),
+        ([1.0, -1.0], 1.0, "must not be negative"),
+        ([1.0, 2.0], -1.0, "must not be negative"),
+        ([1.0, np.nan], 1.0, "must be finite"),
+        ([1.0, np.inf], 1.0, "must be finite"),
+        ([[1.0, 2.0], [2.0, 1.0]], [1.0, 2.0], "one constraint"),
+    ],
+)
+def test_bad_weights(weights, capacity, message):
+    with pytest.raises(ValueError, match=message):
+        knapsackModel(weights, capacity)
+
+
+def test_bad_calls():
+    model = knapsackModel([1, 2], 2)
+    with pytest.raises(RuntimeError, match="setObj"):
+        model.solve()
+    with pytest.raises(ValueError, match="2 items, got shape"):
+        model.setObj([1.0, 2.0, 3.0])
+    with pytest.raises(NotImplementedError, match="one knapsack constraint"):
+        model.addConstr([1.0, 1.0], 1.0)
+
+
+@pytest.mark.parametrize("shape", ["as PyEPO has them", "plain"])
+def test_a_model_can_be_rebuilt(shape):
+    model = knapsackModel(WEIGHTS, CAPACITY) if shape != "plain" else knapsackModel(WEIGHTS[0].tolist(), CAPACITY[0])
+    for other in (model.rebuild(), model.to_spec().build(), model.copy()):
+        model.setObj(COSTS[0])
+        other.setObj(COSTS[0])
+        assert np.array_equal(model.solve()[0], other.solve()[0])
+        assert other.num_cost == 7 and other.modelSense == EPO.MAXIMIZE
+
+
+def test_a_pool_of_workers():
+    loss = pyepo.func.SPOPlus(knapsackModel(WEIGHTS, CAPACITY), processes=2)
+    alone = pyepo.func.SPOPlus(knapsackModel(WEIGHTS, CAPACITY))
+    data = optDataset(knapsackModel(WEIGHTS, CAPACITY), FEATURES[:5], COSTS[:5])
+    predicted = torch.as_tensor(COSTS[:5]) + 1.0
+    assert torch.equal(loss(predicted, *data[:5][1:]), alone(predicted, *data[:5][1:]))
+
+
+def test_minimizing():
+    model = Minimizing(WEIGHTS, CAPACITY)
+    model.setObj(-COSTS[0])
+    solution, objective = model.solve()
+    assert objective == pytest.approx(-best_by_listing(COSTS[0], WEIGHTS[0], CAPACITY[0]))
+    assert objective == pytest.approx(float(-COSTS[0] @ solution))
+
+
+# Batches
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "slice of a larger array"])
+def test_a_dataset_is_solved_in_one_call(kind, solved, dataset):
+    costs = {
+        "numpy": COSTS,
+        "torch": torch.as_tensor(COSTS),
+        "slice of a larger array": np.concatenate([COSTS[:9], COSTS])[9:],
+    }[kind]
+    again = optDataset(knapsackModel(WEIGHTS, CAPACITY), FEATURES, costs)
+    assert solved == [120]
+    assert torch.equal(again.sols, dataset.sols) and torch.equal(again.objs, dataset.objs)
+
+
+METHODS = {
+    "SPO+": (lambda m, d: pyepo.func.SPOPlus(m), lambda f, p, c, w, z: f(p, c, w, z), [32]),
+    "PFY": (lambda m, d: pyepo.func.perturbedFenchelYoung(m, n_samples=3), lambda f, p, c, w, z: f(p, w), [96]),
+    "DPO": (
+        lambda m, d: pyepo.func.perturbedOpt(m, n_samples=3),
+        lambda f, p, c, w, z: (f(p) - w).square().sum(),
+        [96],
+    ),
+    "DBB": (lambda m, d: pyepo.func.blackboxOpt(m), lambda f, p, c, w, z: (f(p) - w).square().sum(), [32, 32]),
+    "NID": (lambda m, d: pyepo.func.negativeIdentity(m), lambda f, p, c, w, z: (f(p) - w).square().sum(), [32]),
+    "NCE": (lambda m, d: pyepo.func.NCE(m, dataset=d), lambda f, p, c, w, z: f(p, w), [32]),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pyepo_runs_unchanged_on_our_model_and_a_batch_is_one_call(method, dataset, solved):
+    """Against the same class on the same model, which is made to answer row by row."""
+    make, call, calls = METHODS[method]
+    batch = next(iter(DataLoader(dataset, batch_size=32)))
+    results = []
+    for ahead in (4096, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(adapter, "_AHEAD", ahead)
+            predicted = (batch[1] + torch.linspace(-2, 2, 7)).requires_grad_()
+            loss = call(make(knapsackModel(WEIGHTS, CAPACITY), dataset), predicted, *batch[1:])
+            loss.backward()
+            results.append((loss.detach(), predicted.grad))
+        if ahead > 1:
+            assert solved == calls
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
+    assert results[0][1].abs().sum() > 0
+
+
+def test_metrics_run_in_batches(dataset, solved):
+    network = torch.nn.Linear(4, 7)
+    regret = pyepo.metric.regret(network, knapsackModel(WEIGHTS, CAPACITY), DataLoader(dataset, batch_size=60))
+    assert solved == [60, 60] and 0 <= regret < 1
+    perfect = torch.nn.Identity()
+    by_value = [(c, c, w, z) for _, c, w, z in DataLoader(dataset, batch_size=60)]
+    assert pyepo.metric.regret(perfect, knapsackModel(WEIGHTS, CAPACITY), by_value) == pytest.approx(0, abs=1e-6)
+
+
+def test_rows_that_change_are_solved_again(solved):
+    model, costs = knapsackModel(WEIGHTS, CAPACITY), COSTS[:6].copy()
+    for i in range(6):
+        if i == 3:
+            costs[3:] = costs[3:][:, ::-1]
+        model.setObj(costs[i])
+        alone = knapsackModel(WEIGHTS, CAPACITY)
+        alone.setObj(costs[i].copy())
+        assert np.array_equal(model.solve()[0], alone.solve()[0])
+
+
+def test_a_solution_is_the_callers_own():
+    model = knapsackModel(WEIGHTS, CAPACITY)
+    model.setObj(COSTS[0])
+    first = model.solve()[0]
+    kept = first.copy()
+    first[:] = 7
+    model.setObj(COSTS[0])
+    assert np.array_equal(model.solve()[0], kept)
+
+
+def test_rows_in_any_order_cost_little(solved):
+    model = knapsackModel(WEIGHTS, CAPACITY)
+    for i in np.random.default_rng(0).permutation(120):
+        model.setObj(COSTS[i])
+        model.solve()
+    assert sum(solved) < 120 + 2 * 120
+
+
+def test_rows_that_only_look_like_rows(solved):
+    model, table = knapsackModel(WEIGHTS, CAPACITY), np.ascontiguousarray(COSTS[:14].T[:, :7])  # (7, 7)
+    for cost in (table[:, 2], table[2, ::-1], table.reshape(-1)[3:10], COSTS[0].tolist(), COSTS[0].astype(int)):
+        model.setObj(cost)
+        assert model.solve()[1] == pytest.approx(best_by_listing(np.asarray(cost, float), WEIGHTS[0], CAPACITY[0]))
+
+
+# Our losses
+
+
+@pytest.mark.parametrize("model", [knapsackModel, Minimizing])
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_losses_and_their_gradients_obey_the_sense(regularizer, model):
+    sign = -1.0 if model is Minimizing else 1.0
+    optmodel = model(WEIGHTS, CAPACITY)
+    predicted = (sign * torch.as_tensor(COSTS[:4])).double().requires_grad_()
+    decisions = kg.solve(torch.as_tensor(COSTS[4:8]), optmodel.constraint).double()
+    smoothing = REGULARIZERS[regularizer](0.7)
+    loss = RKFY(optmodel, 0.7, regularizer, reduction="none")(predicted, decisions)
+    expected = kg.fenchel_young_loss(sign * predicted, decisions, optmodel.constraint, smoothing)
+    assert torch.equal(loss, expected) and loss.shape == (4,)
+    loss.sum().backward()
+    relaxed = kg.relax(sign * predicted.detach(), optmodel.constraint, smoothing)
+    torch.testing.assert_close(predicted.grad, sign * (relaxed - decisions))
+    assert torch.equal(RKO(optmodel, 0.7, regularizer)(predicted.detach()), relaxed)
+    step = (predicted - 0.05 * predicted.grad).detach()
+    assert RKFY(optmodel, 0.7, regularizer)(step, decisions) < loss.mean()
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_gradcheck(regularizer):
+    optmodel = knapsackModel(WEIGHTS, CAPACITY)
+    predicted = torch.as_tensor(COSTS[:2]).double().requires_grad_()
+    decisions = torch.zeros(2, 7, dtype=torch.float64)
+    gamma = torch.tensor(3.1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda p, g: RKFY(optmodel, g, regularizer)(p, decisions), (predicted, gamma))
+    assert torch.autograd.gradcheck(lambda p: RKO(optmodel, 3.1, regularizer)(p), (predicted,))
+
+
+def test_reductions(dataset):
+    _, costs, decisions, _ = dataset[:5]
+    each, mean, total = (RKFY(dataset.model, reduction=r)(costs, decisions) for r in ("none", "mean", "sum"))
+    torch.testing.assert_close(mean, each.mean())
+    torch.testing.assert_close(total, each.sum())
+
+
+def test_gamma_to_learn(dataset):
+    loss = RKFY(dataset.model, gamma=torch.nn.Parameter(torch.tensor(2.0)))
+    assert len(list(loss.parameters())) == 1
+    loss(*dataset[:3][1:3]).backward()
+    assert loss.gamma.grad.isfinite()
+
+
+def test_pyepos_own_knapsack_will_do(dataset):
+    ort = pytest.importorskip("pyepo.model.ort")
+    pytest.importorskip("ortools")
+    theirs = ort.knapsackModel(WEIGHTS, CAPACITY)
+    _, costs, decisions, _ = dataset[:5]
+    assert torch.equal(RKFY(theirs)(costs, decisions), RKFY(dataset.model)(costs, decisions))
+    with pytest.raises(TypeError, match="one constraint"):
+        RKFY(theirs.addConstr(np.ones(7), 2))
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"regularizer": "softmax"}, ValueError, "regularizer must be one of shannon, gini, tsallis"),
+        ({"gamma": 0.0}, ValueError, "gamma must be positive"),
+        ({"gamma": "5"}, TypeError, "gamma must be a number"),
+        ({"reduction": "median"}, ValueError, "reduction"),
+        ({"optmodel": None}, TypeError, "optModel"),
+    ],
+)
+def test_bad_arguments_of_losses(change, error, message):
+    with pytest.raises(error, match=message):
+        RKFY(**({"optmodel": knapsackModel(WEIGHTS, CAPACITY)} | change))
+
+
+def test_a_training_step_from_decisions_alone(dataset):
+    """The loss falls, and so does the regret."""
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 7)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    loader = DataLoader(dataset, batch_size=120)
+    before = pyepo.metric.regret(network, dataset.model, loader)
+    loss = RKFY(dataset.model, gamma=1.0, regularizer="tsallis")
+    for _ in range(60):
+        for features, _, decisions, _ in loader:
+            optimizer.zero_grad()
+            loss(network(features), decisions).backward()
+            optimizer.step()
+    assert pyepo.metric.regret(network, dataset.model, loader) < 0.5 * before
