@@ -69,12 +69,12 @@ def ratio(slow: np.ndarray, fast: np.ndarray) -> dict[str, float]:
     return {key: round(value, 3) for key, value in spread(slow / fast).items()}
 
 
-def environment(command: list[str]) -> dict[str, Any]:
+def environment(command: list[str], module: str = "benchmarks") -> dict[str, Any]:
     """What a reader needs to know to compare two result files."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": " ".join(["python", "-m", "benchmarks", *command]),
+        "command": " ".join(["python", "-m", module, *command]),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -93,7 +93,8 @@ def commit() -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = any(not line.endswith(".json") for line in git("status", "--porcelain").splitlines())
+        status = git("status", "--porcelain", "--untracked-files=all").splitlines()
+        changed = any(not line.endswith((".json", ".jsonl", ".png")) for line in status)  # results may have changed
         return git("rev-parse", "--short=10", "HEAD") + (" with local changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -260,7 +260,7 @@ def main() -> None:
             for method in options.methods
             if options.seeds or seed < SEEDS.get(n, 5)
         ]
-        sweep.run(recorded_train, tasks, rows_file, options.jobs, options.ray)
+        sweep.run(partial(recorded_train, known=provenance()), tasks, rows_file, options.jobs, options.ray)
     if "time" in options.parts:
         rows = [row for n in options.items for row in measure(n, options.seconds, not options.quick)]
         times_file.write_text(json.dumps({"environment": provenance(), "rows": rows}, indent=1) + "\n")
@@ -271,19 +271,17 @@ def main() -> None:
         pyepo_report.write(sweep.read(rows_file), times, METHODS, options.output, not options.quick)
 
 
-def recorded_train(**task: Any) -> sweep.Row:
-    return train(**task) | provenance()
+def recorded_train(known: sweep.Row, **task: Any) -> sweep.Row:
+    return train(**task) | known
 
 
 def provenance() -> sweep.Row:
-    known = timing.environment(sys.argv[1:])
+    """How a result came about."""
+    known = timing.environment(sys.argv[1:], "experiments.pyepo_knapsack")
+    versions = {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
     return {
-        "commit": known["commit"],
-        "date": known["date"],
-        "cpu": f"{known['cpu']}, {known['cores']} cores",
-        "python": known["python"],
-        "versions": {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
-        | {"pyepo": metadata.version("pyepo")},
+        **{name: known[name] for name in ("date", "commit", "command", "cpu", "cores", "python")},
+        "versions": versions | {"pyepo": metadata.version("pyepo")},
     }
 
 

@@ -42,8 +42,9 @@ def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
     sizes = sorted({row["n"] for row in rows})
     seeds = ", ".join(f"{len({row['seed'] for row in rows if row['n'] == n})} for n = {n}" for n in sizes)
     lines = [
-        f"Relative regret on the test set in percent: mean and 95% interval over seeds ({seeds}). Epochs are chosen by the "
-        "regret on the validation set; in the second table, where nobody has true values, by its share of wrong decisions.",
+        f"Relative regret on the test set in percent: mean and 95% interval over seeds ({seeds}). Epochs are chosen by "
+        "the regret on the validation set; in the second table, where nobody has true values, by its share of wrong "
+        "decisions.",
     ]
     for measure in MEASURES:
         lines += [
@@ -67,7 +68,8 @@ def time_table(times: list[Row]) -> str:
     names = list(dict.fromkeys(row["method"] for row in times))
     found = {(row["method"], row["n"]): row["microseconds"] for row in times}
     lines = [
-        "Microseconds of a gradient step, forward and backward to the predicted values, batch 32, one thread: median and quartiles.",
+        "Microseconds of a gradient step, forward and backward to the predicted values, batch 32, one thread: median "
+        "and quartiles.",
         "",
         "| method | " + " | ".join(f"n = {n}" for n in sizes) + " |",
         "|---" * (len(sizes) + 1) + "|",
