@@ -38,14 +38,24 @@ def run(function: Callable[..., Row], tasks: list[Task], path: Path, jobs: int =
             if attempt:
                 bar.write(f"a worker was lost; {len(missing)} runs are left, attempt {attempt + 1}")
             try:
-                calls = (joblib.delayed(_call)(function, task) for task in missing)
-                for row in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls):
+                for row in _rows(function, missing, jobs, ray):
                     _append(path, row)
                     bar.update()
             except _lost_worker(ray):
                 if attempt == RETRIES:
                     raise
         return [done[_key(task, task)] for task in tasks]
+
+
+def _rows(function: Callable[..., Row], tasks: list[Task], jobs: int, ray: bool) -> Iterator[Row]:
+    """As they come in; Ray's backend has them in groups only."""
+    calls = [joblib.delayed(_call)(function, task) for task in tasks]
+    if not ray:
+        yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
+        return
+    with joblib.Parallel(n_jobs=jobs) as parallel:
+        for start in range(0, len(calls), 4 * jobs):
+            yield from parallel(calls[start : start + 4 * jobs])
 
 
 def _call(function: Callable[..., Row], task: Task) -> Row:

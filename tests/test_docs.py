@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DEMO = ROOT / "examples" / "learn_from_decisions.py"
 JAX_EXAMPLE = ROOT / "examples" / "jax_feature_selection.py"
+PYEPO_EXAMPLE = ROOT / "examples" / "pyepo_knapsack.py"
 
 
 def blocks(document: Path) -> list[str]:
@@ -37,6 +38,7 @@ def test_the_readme_has_code():
 def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
+    pytest.importorskip("pyepo")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "readme"}
     for number, block in enumerate(blocks(README), start=1):
@@ -72,3 +74,12 @@ def test_the_jax_example_runs(tmp_path):
     pytest.importorskip("optax")
     text = run(str(JAX_EXAMPLE), "--features", "8", "--samples", "40", "--steps", "3", folder=tmp_path)
     assert "useful features kept" in text
+
+
+def test_the_pyepo_example_learns(tmp_path):
+    pytest.importorskip("pyepo")
+    text = run(str(PYEPO_EXAMPLE), folder=tmp_path)
+    regrets = re.findall(r"(\w+) +([\d.]+)% before training +([\d.]+)% after", text)
+    assert [name for name, _, _ in regrets] == ["shannon", "gini", "tsallis", "stage"]
+    assert all(float(after) < 0.2 * float(before) for _, before, after in regrets)
+    assert (tmp_path / "results" / "pyepo_knapsack.png").exists()

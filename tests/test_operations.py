@@ -99,7 +99,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, error: np.ndarray, wh
     assert not wrong.any(), f"{what} gave {actual[wrong]} instead of {expected[wrong]}, allowed {error[wrong]}"
 
 
-@pytest.mark.thinned_where_compiled(3)
+@pytest.mark.thinned_where_compiled(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(data=st.data())
