@@ -128,6 +128,7 @@ def _contrastive(benchmark: Benchmark, seed: int) -> Loss:
     with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
         dataset = optDataset(benchmark.model, data.features, data.values)
     loss = losses.noiseContrastiveEstimation(benchmark.model, solve_ratio=0.05, dataset=dataset)
+    loss._branch_rng = np.random.RandomState(seed)  # it takes no seed, and would draw one
     return lambda predicted, values, decisions, best: loss(predicted, decisions)
 
 
@@ -186,8 +187,10 @@ def train(method: str, n: int, seed: int, epochs: int = EPOCHS, scale: float = 1
             optimizer.step()
         (regret, wrong), (test, _) = (evaluate(network, benchmark, part) for part in ("validation", "test"))
         curve.append({"validation_regret": regret, "validation_wrong": wrong, "test_regret": test})
-    by_regret = min(curve, key=lambda epoch: epoch["validation_regret"])
-    by_decisions = min(curve, key=lambda epoch: epoch["validation_wrong"])
+    by_regret, by_decisions = (
+        min(curve, key=lambda epoch, name=name: np.nan_to_num(epoch[name], nan=np.inf))
+        for name in ("validation_regret", "validation_wrong")
+    )
     return {
         "sees": METHODS[method].sees,
         "test_regret": by_regret["test_regret"],
@@ -265,6 +268,7 @@ def as_shipped(benchmark: Benchmark) -> Loss:
 def main() -> None:
     options = parse()
     rows_file, times_file = options.output / "pyepo_knapsack.jsonl", options.output / "pyepo_knapsack_time.json"
+    options.output.mkdir(parents=True, exist_ok=True)
     if "train" in options.parts:
         tasks = [
             {"method": method, "n": n, "seed": seed, "epochs": options.epochs, "scale": options.scale}
@@ -281,7 +285,10 @@ def main() -> None:
         from experiments import pyepo_report
 
         times = json.loads(times_file.read_text())["rows"] if times_file.exists() else []
-        pyepo_report.write(sweep.read(rows_file), times, METHODS, options.output, not options.quick)
+        rows = [
+            row for row in sweep.read(rows_file) if row["epochs"] == options.epochs and row["scale"] == options.scale
+        ]
+        pyepo_report.write(rows, times, METHODS, options.output, to_page=options.output == RESULTS)
 
 
 def recorded_train(known: sweep.Row, **task: Any) -> sweep.Row:

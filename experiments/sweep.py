@@ -25,10 +25,15 @@ RETRIES = 3
 def run(function: Callable[..., Row], tasks: list[Task], path: Path, jobs: int = 1, ray: bool = False) -> list[Row]:
     """The rows ``task | function(**task)`` of all tasks, in their order; those in the file are not run again.
 
-    An exception of the function ends the run, with the rows that are finished kept.
+    Tasks have the same fields, which tell them apart. An exception of the function ends the run; the rows that had come
+    in are kept.
     """
+    if len({tuple(sorted(task)) for task in tasks}) > 1:
+        raise ValueError("tasks must have the same fields")
+    tasks = list({_key(task, task): task for task in tasks}.values())
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path), _backend(ray), tqdm(total=len(tasks), desc=path.stem, unit="run", smoothing=0) as bar:
+        _remove_torn_line(path)
         for attempt in range(RETRIES + 1):
             done = {_key(row, task): row for row in read(path) for task in tasks[:1]}
             missing = [task for task in tasks if _key(task, task) not in done]
@@ -68,14 +73,14 @@ def _key(row: Row, task: Task) -> str:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file; a last line that was cut off is removed from it."""
-    if not path.exists():
-        return []
-    text = path.read_bytes()
-    whole = text[: text.rfind(b"\n") + 1]
-    if whole != text:
-        path.write_bytes(whole)
-    return [json.loads(line) for line in whole.splitlines()]
+    """The rows of a file, without a last line that was cut off."""
+    text = path.read_bytes() if path.exists() else b""
+    return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+
+
+def _remove_torn_line(path: Path) -> None:
+    if path.exists():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def _append(path: Path, row: Row) -> None:

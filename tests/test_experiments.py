@@ -52,6 +52,19 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path):
     assert numbers(path) == Counter(range(6)) and len(path.read_text()) == len(whole)
 
 
+def test_reading_changes_nothing(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"number": 1}\n{"number"')
+    assert numbers(path) == Counter([1]) and path.read_text().endswith('{"number"')
+
+
+def test_tasks_that_are_the_same_run_once_and_others_have_the_same_fields(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert len(sweep.run(square, TASKS[:2] * 2, path)) == 2 and numbers(path) == Counter([0, 1])
+    with pytest.raises(ValueError, match="the same fields"):
+        sweep.run(square, [{"number": 1}, {"number": 2, "other": 1}], path)
+
+
 def test_an_error_keeps_the_rows_that_are_finished(tmp_path):
     path = tmp_path / "rows.jsonl"
     with pytest.raises(ArithmeticError, match="no such number"):
@@ -175,3 +188,12 @@ def test_the_data_is_that_of_the_paper():
     assert ((train.decisions.numpy() * benchmark.weights).sum(-1) <= benchmark.capacity).all()
     other = pyepo_knapsack.generate(25, seed=2, scale=0.02)
     assert not np.array_equal(other.parts["train"].features, train.features)
+
+
+@pytest.mark.parametrize("method", ["DP Gini", "NCE", "PFY, 1 sample"])
+def test_a_training_repeats(method):
+    pytest.importorskip("pyepo")
+    from experiments import pyepo_knapsack
+
+    first, second = (pyepo_knapsack.train(method, 10, 0, epochs=1, scale=0.02) for _ in range(2))
+    assert first["curve"] == second["curve"]

@@ -91,6 +91,10 @@ def test_objectives_equal_those_of_a_solver(seed):
         ([1e-3, 2e-3], 1e9, [1, 2], 3),  # no more than all weights together
         ([0.0, 0.0], 1.0, [0, 0], 0),
         ([0.1] * 3, 0.3, [1, 1, 1], 3),  # in floats 0.1 + 0.1 + 0.1 is more than 0.3
+        ([0.1 + 0.2] * 7, 0.9, [1] * 7, 3),
+        ([0.07, 0.05], 55.849999999999994 / 1000, [7, 5], 5),
+        ([0.01, 55.85, 20.0], 55.849999999999994, [1, 5585, 2000], 5585),
+        ([0.01, 55.85, 20.0], 55.8499, [1, 5585, 2000], 5584),
     ],
 )
 def test_weights_become_integers_exactly(weights, capacity, expected, limit):
@@ -185,7 +189,7 @@ def test_pyepo_runs_unchanged_on_our_model_and_a_batch_is_one_call(method, datas
     make, call, calls = METHODS[method]
     batch = next(iter(DataLoader(dataset, batch_size=32)))
     results = []
-    for ahead in (4096, 1):
+    for ahead in (1024, 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(adapter, "_AHEAD", ahead)
             predicted = (batch[1] + torch.linspace(-2, 2, 7)).requires_grad_()
@@ -236,11 +240,30 @@ def test_rows_in_any_order_cost_little(solved):
     assert sum(solved) < 120 + 2 * 120
 
 
-def test_rows_that_only_look_like_rows(solved):
+def test_rows_that_only_look_like_rows():
     model, table = knapsackModel(WEIGHTS, CAPACITY), np.ascontiguousarray(COSTS[:14].T[:, :7])  # (7, 7)
-    for cost in (table[:, 2], table[2, ::-1], table.reshape(-1)[3:10], COSTS[0].tolist(), COSTS[0].astype(int)):
+    tensor = torch.as_tensor(table)
+    costs = [table[:, 2], table[2, ::-1], table.reshape(-1)[3:10], COSTS[0].tolist(), COSTS[0].astype(int)]
+    costs += [tensor[:, 3], tensor.T[3], tensor.diagonal(), tensor.view(-1)[3:10], tensor[2].long(), tensor[4]]
+    for cost in costs:
         model.setObj(cost)
         assert model.solve()[1] == pytest.approx(best_by_listing(np.asarray(cost, float), WEIGHTS[0], CAPACITY[0]))
+
+
+def test_labels_of_a_transposed_tensor():
+    costs = torch.as_tensor(COSTS[:7]).contiguous().T  # (7, 7)
+    data = optDataset(knapsackModel(WEIGHTS, CAPACITY), FEATURES[:7], costs)
+    for cost, objective in zip(costs.numpy(), data.objs):
+        assert float(objective) == pytest.approx(best_by_listing(cost, WEIGHTS[0], CAPACITY[0]))
+
+
+def test_an_objective_is_what_it_was_when_it_was_set():
+    model, cost = knapsackModel(WEIGHTS, CAPACITY), COSTS[0].copy()
+    model.setObj(cost)
+    cost[:] = 0
+    assert model.solve()[1] == pytest.approx(best_by_listing(COSTS[0], WEIGHTS[0], CAPACITY[0]))
+    model.setObj(torch.as_tensor(COSTS[0], dtype=torch.float64).requires_grad_() * 1.0)
+    assert model.copy().solve()[1] == model.solve()[1]
 
 
 # Our losses

@@ -35,15 +35,16 @@ except ImportError as error:
     ) from error
 
 LARGEST_CAPACITY = 1_000_000  # after scaling; a table has one column for each unit
-_AHEAD = 4096  # rows of a matrix that are solved at a time
+_AHEAD = 1024  # rows of a matrix that are solved at a time
 
 
 class knapsackModel(knapsackBase):
     """The 0/1 knapsack, solved exactly by dynamic programming: no solver, no licence.
 
     PyEPO asks for one solution after the other. This model notices that the costs it is asked about are rows of one
-    matrix, solves the whole matrix in one call, and answers from memory as long as the rows are what they were: its
-    losses, datasets and metrics run batched as they are.
+    matrix, solves the rows that follow in the same call, and answers from memory as long as they are what they were:
+    with ``processes=1`` PyEPO's losses, ``optDataset`` and ``regret`` run batched as they are. What adds constraints
+    (``unambRegret``) needs PyEPO's own models.
 
     Args:
         weights: (n,) or (1, n), not negative, decimal numbers: 3.57 and 2.1 are scaled to 357 and 210, exactly.
@@ -70,15 +71,15 @@ class knapsackModel(knapsackBase):
 
     def setObj(self, c: Any) -> None:
         """Sets the values of the items, (n,)."""
-        if tuple(np.shape(c)) != (self.num_cost,):
-            raise ValueError(f"c must have one value for each of the {self.num_cost} items, got shape {np.shape(c)}")
-        self._cost = c
+        if tuple(np.shape(c)) != (len(self.items),):
+            raise ValueError(f"c must have one value for each of the {len(self.items)} items, got shape {np.shape(c)}")
+        self._solution, self._objective = self._rows.solve(_as_numpy(c), is_minimize(self.modelSense))
 
     def solve(self) -> tuple[np.ndarray, float]:
         """The best selection (n,), in zeros and ones, and its objective."""
-        if not hasattr(self, "_cost"):
+        if not hasattr(self, "_solution"):
             raise RuntimeError("no objective yet: call setObj(c) before solve()")
-        return self._rows.solve(self._cost, is_minimize(self.modelSense))
+        return self._solution.copy(), self._objective
 
     def addConstr(self, coefs: Any, rhs: float) -> Any:
         raise NotImplementedError(
@@ -95,8 +96,7 @@ class _Rows:
         self.constraint, self.ahead, self.used, self.minimize = constraint, _AHEAD, 0, False
         self.costs = self.selections = self.objectives = np.empty((0, 0))
 
-    def solve(self, cost: Any, minimize: bool) -> tuple[np.ndarray, float]:
-        row = _as_numpy(cost)
+    def solve(self, row: np.ndarray, minimize: bool) -> tuple[np.ndarray, float]:
         at = self.used
         if at >= len(self.costs) or minimize != self.minimize or not np.array_equal(row, self.costs[at]):
             grown = 2 * self.ahead if at == len(self.costs) else at
@@ -106,18 +106,23 @@ class _Rows:
             self.selections = kg.solve(-self.costs if minimize else self.costs, self.constraint)
             self.objectives = np.einsum("bi,bi->b", self.costs, self.selections, dtype=np.float64)
         self.used = at + 1
-        return self.selections[at].copy(), float(self.objectives[at])
+        return self.selections[at], float(self.objectives[at])
 
 
 def _as_numpy(cost: Any) -> np.ndarray:
-    """A vector of floats; a row of a tensor becomes one of an array."""
+    """A vector of floats; a row of a matrix remains one, also of a tensor."""
     if isinstance(cost, torch.Tensor):
-        cost, matrix = cost.detach(), cost._base
-        if matrix is None or matrix.ndim != 2 or not matrix.is_contiguous() or matrix.shape[1] != cost.numel():
-            return cost.cpu().numpy()
-        return matrix.detach().cpu().numpy()[(cost.storage_offset() - matrix.storage_offset()) // cost.numel()]
-    cost = np.asarray(cost)
-    return cost if cost.dtype in (np.float32, np.float64) else cost.astype(np.float64)
+        matrix, cost = cost._base, cost.detach()
+        if matrix is not None and matrix.ndim == 2 and matrix.device.type == "cpu" and matrix.is_contiguous():
+            row, rest = divmod(cost.storage_offset() - matrix.storage_offset(), matrix.shape[1])
+            if cost.is_contiguous() and rest == 0 and cost.shape == matrix.shape[1:] and cost.dtype == matrix.dtype:
+                return _floats(matrix.detach().numpy()[row])
+        cost = cost.cpu().numpy()
+    return _floats(np.asarray(cost))
+
+
+def _floats(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype in (np.float32, np.float64) else x.astype(np.float64)
 
 
 def _rows_from(row: np.ndarray, count: int) -> np.ndarray:
@@ -133,7 +138,8 @@ def _rows_from(row: np.ndarray, count: int) -> np.ndarray:
 
 
 def integer_knapsack(weights: Any, capacity: Any) -> kg.Knapsack:
-    """The same constraint in integers, in units of the largest number that divides every weight.
+    """The same constraint in integers, in units of the largest number that divides every weight. A capacity that is a
+    billionth short of the next unit has it: it is often a sum that was rounded.
 
     >>> integer_knapsack([3.57, 2.1], 5.0).weights, integer_knapsack([3.57, 2.1], 5.0).capacity
     (array([17, 10]), array(23))
@@ -147,13 +153,14 @@ def integer_knapsack(weights: Any, capacity: Any) -> kg.Knapsack:
         raise ValueError(f"weights and capacity must not be negative, got {weights} and {capacity}")
     denominator = lcm(*(w.denominator for w in exact))
     unit = Fraction(gcd(*(int(w * denominator) for w in exact)) or denominator, denominator)
-    units = min(limit, sum(exact)) // unit
+    ratio = min(limit, sum(exact, Fraction(0))) / unit
+    units = round(ratio) if abs(ratio - round(ratio)) <= 1e-9 * max(ratio, Fraction(1)) else int(ratio)
     if units > LARGEST_CAPACITY:
         raise ValueError(
             f"capacity must be at most {LARGEST_CAPACITY:,} in units of {float(unit):.3g}, of which all weights are "
             f"multiples, got {units:.3g}; round the weights: np.ceil(weights * 100) / 100 keeps selections feasible"
         )
-    return kg.Knapsack(np.array([int(w / unit) for w in exact]), int(units))
+    return kg.Knapsack(np.array([int(w / unit) for w in exact]), units)
 
 
 class regularizedKnapsackOpt(optModule):
