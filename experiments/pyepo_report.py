@@ -21,7 +21,9 @@ MEASURES = {"test_regret": "with true values to validate", "test_regret_without_
 
 def write(rows: list[Row], times: list[Row], methods: dict[str, Any], folder: Path, to_page: bool) -> None:
     """Prints the tables, draws the figure, and puts the tables into the page."""
-    tables = "\n\n".join([regret_table(rows, methods), *([time_table(times)] if times else [])])
+    tables = "\n\n".join(
+        [regret_table(rows, methods), paired_table(rows, methods), *([time_table(times)] if times else [])]
+    )
     print(tables)
     draw(rows, times, methods, folder / "pyepo_knapsack.png")
     print(f"\nFigure: {folder / 'pyepo_knapsack.png'}")
@@ -63,6 +65,31 @@ def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def paired_table(rows: list[Row], methods: dict[str, Any], against: str = "PFY, 10 samples") -> str:
+    """Differences seed by seed: most of the spread above is between data sets, which the methods share."""
+    sizes = sorted({row["n"] for row in rows})
+    regrets = {(row["method"], row["n"], row["seed"]): row["test_regret"] for row in rows}
+    lines = [
+        f"The same minus that of {against}, seed by seed: mean and 95% interval.",
+        "",
+        "| sees | method | " + " | ".join(f"n = {n}" for n in sizes) + " |",
+        "|---" * (len(sizes) + 2) + "|",
+    ]
+    for name, method in sorted(methods.items(), key=lambda pair: pair[1].sees):
+        cells = []
+        for n in sizes:
+            pairs = [
+                {"method": name, "n": n, "difference": regret - regrets[against, n, seed]}
+                for (other, size, seed), regret in regrets.items()
+                if (other, size) == (name, n) and (against, n, seed) in regrets
+            ]
+            mean, half, count = interval(pairs, name, n, "difference")
+            cells.append(f"{mean:+.2f} ± {half:.2f}" if count > 1 else "")
+        if name != against:
+            lines.append(f"| {method.sees} | {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def time_table(times: list[Row]) -> str:
     sizes = sorted({row["n"] for row in times})
     names = list(dict.fromkeys(row["method"] for row in times))
@@ -87,7 +114,7 @@ def time_table(times: list[Row]) -> str:
 def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path) -> None:
     figure, (speed, known, unknown) = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
     names = list(dict.fromkeys([*methods, *(row["method"] for row in times)]))
-    colors = dict(zip(names, plt.cm.tab20(np.linspace(0, 1, len(names)))))
+    colors = dict(zip(names, [*plt.cm.tab10.colors, *plt.cm.Dark2.colors]))
 
     def style(name: str) -> dict[str, Any]:
         ours = name.startswith("DP")
@@ -97,22 +124,24 @@ def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path)
             "linewidth": 2.2 if ours else 1.2, "linestyle": "--" if seen == "values" else "-", "capsize": 2,
         }  # fmt: skip
 
-    for name in names:
+    for place, name in enumerate(names):
+        aside = 1.015 ** (place - len(names) / 2)  # so that bars do not hide each other
         mine = sorted((row["n"], row["microseconds"]) for row in times if row["method"] == name)
         if mine:
             middle = np.array([spread["median"] for _, spread in mine])
             bars = np.abs(np.array([[spread["q1"], spread["q3"]] for _, spread in mine]).T - middle)
-            speed.errorbar([n for n, _ in mine], middle, bars, **style(name))
+            speed.errorbar([n * aside for n, _ in mine], middle, bars, **style(name))
         for axes, measure in zip((known, unknown), MEASURES):
             if name not in methods or (axes is unknown and methods[name].sees == "values"):
                 continue
             sizes = sorted({row["n"] for row in rows if row["method"] == name})
             if sizes:
                 means, halves, _ = zip(*(interval(rows, name, n, measure) for n in sizes))
-                axes.errorbar(sizes, means, halves, **style(name))
+                axes.errorbar([n * aside for n in sizes], means, halves, **style(name))
     speed.set(title="Gradient step, one thread", xlabel="items", ylabel="microseconds", xscale="log", yscale="log")
     for axes, measure in zip((known, unknown), MEASURES):
         axes.set(title=MEASURES[measure], xlabel="items", ylabel="test relative regret, %", xscale="log", yscale="log")
+        axes.set_yticks([1, 1.5, 2, 3, 5, 10, 20, 30], ["1", "1.5", "2", "3", "5", "10", "20", "30"])
     for axes in (speed, known, unknown):
         axes.grid(alpha=0.3)
         axes.set_xticks([10, 25, 50, 100], ["10", "25", "50", "100"], minor=False)
