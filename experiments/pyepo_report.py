@@ -112,7 +112,7 @@ def time_table(times: list[Row]) -> str:
 
 
 def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path) -> None:
-    figure, (speed, known, unknown) = plt.subplots(1, 3, figsize=(15, 5), constrained_layout=True)
+    figure, (speed, known, unknown) = plt.subplots(1, 3, figsize=(17, 5), constrained_layout=True)
     names = list(dict.fromkeys([*methods, *(row["method"] for row in times)]))
     colors = dict(zip(names, [*plt.cm.tab10.colors, *plt.cm.Dark2.colors]))
 
@@ -146,6 +146,7 @@ def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path)
         axes.grid(alpha=0.3)
         axes.set_xticks([10, 25, 50, 100], ["10", "25", "50", "100"], minor=False)
         axes.minorticks_off()
-    (known if not times else speed).legend(fontsize=7)
+    handles = {label: handle for axes in (known, speed) for handle, label in zip(*axes.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=150)
     plt.close(figure)

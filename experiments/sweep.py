@@ -34,22 +34,22 @@ def run(function: Callable[..., Row], tasks: list[Task], path: Path, jobs: int =
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path), _backend(ray), tqdm(total=len(tasks), desc=path.stem, unit="run", smoothing=0) as bar:
         _remove_torn_line(path)
-        for attempt in range(RETRIES + 1):
-            done = {_key(row, task): row for row in read(path) for task in tasks[:1]}
+        losses = 0
+        while True:
+            done = {_key(row, tasks[0]): row for row in read(path)} if tasks else {}
             missing = [task for task in tasks if _key(task, task) not in done]
             bar.update(len(tasks) - len(missing) - bar.n)
             if not missing:
-                break
-            if attempt:
-                bar.write(f"a worker was lost; {len(missing)} runs are left, attempt {attempt + 1}")
+                return [done[_key(task, task)] for task in tasks]
             try:
                 for row in _rows(function, missing, jobs, ray):
                     _append(path, row)
                     bar.update()
             except _lost_worker(ray):
-                if attempt == RETRIES:
+                losses += 1
+                if losses > RETRIES:
                     raise
-        return [done[_key(task, task)] for task in tasks]
+                bar.write(f"a worker was lost; its runs are tried again ({losses} of {RETRIES} times)")
 
 
 def _rows(function: Callable[..., Row], tasks: list[Task], jobs: int, ray: bool) -> Iterator[Row]:

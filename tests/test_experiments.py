@@ -17,6 +17,8 @@ pytest.importorskip("joblib")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # experiments and benchmarks are folders of the repository, not of the package
 
+from joblib.externals.loky.process_executor import TerminatedWorkerError  # noqa: E402
+
 from experiments import sweep  # noqa: E402
 from sweep_tasks import fails, killed_once, square  # noqa: E402
 
@@ -86,13 +88,20 @@ def test_killed_workers_lose_no_row(tmp_path):
     assert numbers(path) == Counter(range(6))
 
 
-def test_workers_that_die_every_time_end_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "RETRIES", 1)
-    path = tmp_path / "rows.jsonl"
-    tasks = [{"number": 3, "folder": str(tmp_path / "missing")}]  # the mark cannot be left
-    with pytest.raises(Exception):  # noqa: B017  FileNotFoundError of the function, or the lost worker
-        sweep.run(killed_once, tasks, path, jobs=2)
-    assert not sweep.read(path)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_workers_that_die_too_often_end_the_run(retries, tmp_path, monkeypatch):
+    """One at a time, since all that were at work when a worker is lost are lost with it."""
+    monkeypatch.setattr(sweep, "RETRIES", retries)
+    path, tasks = (
+        tmp_path / "rows.jsonl",
+        [{"number": 3, "folder": str(tmp_path)}, {"number": 4, "folder": str(tmp_path)}],
+    )
+    if retries:
+        assert [row["square"] for row in sweep.run(killed_once, tasks, path, jobs=2)] == [9, 16]
+    else:
+        with pytest.raises(TerminatedWorkerError):
+            sweep.run(killed_once, tasks, path, jobs=2)
+        assert 3 not in numbers(path)
 
 
 def test_killed_workers_of_a_ray_cluster_lose_no_row(tmp_path):
