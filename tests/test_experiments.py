@@ -200,7 +200,7 @@ def test_the_data_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize("method", ["DP Gini", "NCE", "PFY, 1 sample"])
-def test_a_training_repeats(method):
+def test_a_training_repeats(method, torch_threads):
     pytest.importorskip("pyepo")
     from experiments import pyepo_knapsack
 
