@@ -493,12 +493,12 @@ def in_turn(function: Callable[..., Any], repeats: int) -> Callable[..., Any]:
     """As many calls inside one compiled function, where Python has no part, each waiting for the one before."""
     import jax as jax_module
 
-    def step(_: Any, theta: Any, *rest: Any) -> Any:
+    def step(theta: Any, *rest: Any) -> Any:
         _, *results = function(theta, *rest)  # all of them are used: what is not would be left out
         return theta + 1e-6 * sum(results)
 
     def loop(theta: Any, *rest: Any) -> Any:
-        return jax_module.lax.fori_loop(0, repeats, lambda i, t: step(i, t, *rest), theta)
+        return jax_module.lax.fori_loop(0, repeats, lambda _, t: step(t, *rest), theta)
 
     return jax_module.jit(loop) if repeats > 1 else function
 

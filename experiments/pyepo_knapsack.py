@@ -2,7 +2,7 @@
 
 Synthetic knapsacks as in PyEPO's genData, with integer weights; a small network; every loss with the same exact solver.
 Three parts: ``train`` makes one row for each method, number of items and seed; ``time`` measures a gradient step;
-``figure`` draws both. What the paper leaves open, and what is ours, is in README.md in this folder.
+``report`` draws both and writes the tables. What the paper leaves open, and what is ours, is in README.md in this folder.
 
     python -m experiments.pyepo_knapsack --help
 """
@@ -72,6 +72,7 @@ def generate(n: int, seed: int, scale: float = 1.0) -> Benchmark:
     """The paper's data; ``scale`` makes it smaller."""
     rng = np.random.default_rng([seed, n])
     weights = rng.integers(3, 9, n)
+    capacity = int(weights.sum()) // 2
     mixing = rng.integers(0, 2, (n, FEATURES))
     parts = {}
     for name, full in PARTS.items():
@@ -80,10 +81,10 @@ def generate(n: int, seed: int, scale: float = 1.0) -> Benchmark:
         polynomial = (features @ mixing.T / np.sqrt(FEATURES) + 3) ** 3 + 1
         noise = rng.uniform(0.7, 1.3, (size, n))
         values = torch.from_numpy(np.ceil(polynomial * 5 / 3.5**3 * noise).astype(np.float32))
-        decisions = kg.solve(values, kg.Knapsack(weights, int(weights.sum()) // 2))
+        decisions = kg.solve(values, kg.Knapsack(weights, capacity))
         best = (values * decisions).sum(-1, keepdim=True)
         parts[name] = Part(torch.from_numpy(features.astype(np.float32)), values, decisions, best)
-    return Benchmark(weights, int(weights.sum()) // 2, parts)
+    return Benchmark(weights, capacity, parts)
 
 
 # The methods: what each sees in training, and its loss.
@@ -94,33 +95,38 @@ class Method(NamedTuple):
     make: Callable[[Benchmark, int], Loss]  # of a benchmark and a seed
 
 
+def _of_decisions(loss: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    return lambda predicted, values, decisions, best: loss(predicted, decisions)
+
+
+def _of_solutions(solution: Callable[[Tensor], Tensor]) -> Loss:
+    """Half the squared error of what is selected."""
+    return lambda predicted, values, decisions, best: 0.5 * (solution(predicted) - decisions).square().mean()
+
+
 def _dp(regularizer: str) -> Method:
     def make(benchmark: Benchmark, seed: int) -> Loss:
-        loss = regularizedKnapsackFenchelYoung(benchmark.model, GAMMA, regularizer)
-        return lambda predicted, values, decisions, best: loss(predicted, decisions)
+        return _of_decisions(regularizedKnapsackFenchelYoung(benchmark.model, GAMMA, regularizer))
 
     return Method("decisions", make)
 
 
 def _perturbed(samples: int) -> Method:
     def make(benchmark: Benchmark, seed: int) -> Loss:
-        loss = losses.perturbedFenchelYoung(benchmark.model, n_samples=samples, sigma=SIGMA, seed=seed)
-        return lambda predicted, values, decisions, best: loss(predicted, decisions)
+        return _of_decisions(losses.perturbedFenchelYoung(benchmark.model, n_samples=samples, sigma=SIGMA, seed=seed))
 
     return Method("decisions", make)
 
 
 def _black_box(strength: Callable[[int], float]) -> Method:
     def make(benchmark: Benchmark, seed: int) -> Loss:
-        solution = losses.blackboxOpt(benchmark.model, lambd=strength(len(benchmark.weights)))
-        return lambda predicted, values, decisions, best: 0.5 * (solution(predicted) - decisions).square().mean()
+        return _of_solutions(losses.blackboxOpt(benchmark.model, lambd=strength(len(benchmark.weights))))
 
     return Method("decisions", make)
 
 
 def _identity(benchmark: Benchmark, seed: int) -> Loss:
-    solution = losses.negativeIdentity(benchmark.model)
-    return lambda predicted, values, decisions, best: 0.5 * (solution(predicted) - decisions).square().mean()
+    return _of_solutions(losses.negativeIdentity(benchmark.model))
 
 
 def _contrastive(benchmark: Benchmark, seed: int) -> Loss:
@@ -129,13 +135,11 @@ def _contrastive(benchmark: Benchmark, seed: int) -> Loss:
         dataset = optDataset(benchmark.model, data.features, data.values)
     loss = losses.noiseContrastiveEstimation(benchmark.model, solve_ratio=0.05, dataset=dataset)
     loss._branch_rng = np.random.RandomState(seed)  # it takes no seed, and would draw one
-    return lambda predicted, values, decisions, best: loss(predicted, decisions)
+    return _of_decisions(loss)
 
 
 def _cross_entropy(benchmark: Benchmark, seed: int) -> Loss:
-    return lambda predicted, values, decisions, best: nn.functional.binary_cross_entropy_with_logits(
-        predicted, decisions
-    )
+    return _of_decisions(nn.functional.binary_cross_entropy_with_logits)
 
 
 def _spo_plus(benchmark: Benchmark, seed: int) -> Loss:
@@ -258,8 +262,7 @@ def as_shipped(benchmark: Benchmark) -> Loss:
     from pyepo.model.ort import knapsackModel as solver_model
 
     model = solver_model(benchmark.weights[None].astype(float), [float(benchmark.capacity)])
-    loss = losses.perturbedFenchelYoung(model, n_samples=10, sigma=SIGMA)
-    return lambda predicted, values, decisions, best: loss(predicted, decisions)
+    return _of_decisions(losses.perturbedFenchelYoung(model, n_samples=10, sigma=SIGMA))
 
 
 # The command line.

@@ -47,11 +47,11 @@ class knapsackModel(knapsackBase):
     (``unambRegret``) needs PyEPO's own models.
 
     Args:
-        weights: (n,) or (1, n), not negative, decimal numbers: 3.57 and 2.1 are scaled to 357 and 210, exactly.
+        weights: (n,) or (1, n), not negative, decimal numbers: 3.57 and 2.1 become 17 and 10 units of 0.21, exactly.
         capacity: a number, or a list of one.
 
     Raises:
-        ValueError: for several constraints; or if the capacity, in units of the weights' last digit, exceeds a million.
+        ValueError: for several constraints; or if the capacity, in such units, exceeds a million.
     """
 
     def __init__(self, weights: Any, capacity: Any) -> None:
