@@ -2,7 +2,7 @@
 
 Synthetic knapsacks as in PyEPO's genData, with integer weights; a small network; every loss with the same exact solver.
 Three parts: ``train`` makes one row for each method, number of items and seed; ``time`` measures a gradient step;
-``report`` draws both and writes the tables. What the paper leaves open, and what is ours, is in this folder's README.md.
+``report`` draws both and writes the tables. What the paper leaves open and what is ours is in this folder's README.md.
 
     python -m experiments.pyepo_knapsack --help
 """
