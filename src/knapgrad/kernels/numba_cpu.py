@@ -570,22 +570,26 @@ def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, 
         for s in range(y.shape[0]):
             for lane in range(members):
                 states[s * members + lane] = _goal(problem, scratch, first + lane)
+        # A step waits for the one before on its path, so paths take turns: those of all lanes, or of 8 samples.
+        together, next_lane, next_random = (8, 0, batch * n) if members == 1 else (1, 1, n)
         for block in range(n, 0, -16):  # of items: a cache line of random numbers is used up before the next
-            for s in range(y.shape[0]):
+            for s in range(0, y.shape[0], together):
+                turns = min(together, y.shape[0] - s) * members
                 for i in range(block - 1, max(block - 16, 0) - 1, -1):
                     weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
                     ceiling = problem.reach if problem.exactly else (bands[i - 1, TOP] if i > 0 else 0)
-                    for lane in range(members):
-                        c = item(states, s * members + lane)
-                        at = (s * batch + first + lane) * n + i
+                    random = (s * batch + first) * n + i
+                    for turn in range(turns):
+                        c = item(states, s * members + turn)
+                        at = random + turn * next_random
                         picked = 0  # an integer: a jump on a random bit would be mispredicted half of the time
                         if c >= weight:
-                            q = item(Q, row + (c - start) * stride + lane)
+                            q = item(Q, row + (c - start) * stride + turn * next_lane)
                             picked = np.int64(item(flat_uniforms, at) < q)
                             set_item(flat_y, at, picked + 0.0 * q)  # NaN stays NaN
                         else:
                             set_item(flat_y, at, 0.0)
-                        set_item(states, s * members + lane, min(c - weight * picked, ceiling))
+                        set_item(states, s * members + turn, min(c - weight * picked, ceiling))
 
 
 @_kernel
