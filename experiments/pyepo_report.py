@@ -10,12 +10,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from scipy import stats
+
+from experiments import page
 
 Row = dict[str, Any]
-PAGE = Path(__file__).parent / "README.md"
-BEGIN = "<!-- pyepo_knapsack: begin. Rewritten by its part `report`; write above or below. -->"
-END = "<!-- pyepo_knapsack: end -->"
 MEASURES = {"test_regret": "with true values to validate", "test_regret_without_values": "decisions alone"}
 
 
@@ -28,16 +26,13 @@ def write(rows: list[Row], times: list[Row], methods: dict[str, Any], folder: Pa
     draw(rows, times, methods, folder / "pyepo_knapsack.png")
     print(f"\nFigure: {folder / 'pyepo_knapsack.png'}")
     if to_page:
-        old = PAGE.read_text()
-        PAGE.write_text(f"{old.split(BEGIN)[0]}{BEGIN}\n\n{tables}\n\n{END}{old.split(END)[-1]}")
+        page.rewrite("pyepo_knapsack", tables)
 
 
 def interval(rows: list[Row], method: str, n: int, measure: str) -> tuple[float, float, int]:
     """Mean in percent, half the width of its 95% confidence interval, and the number of seeds."""
-    found = 100 * np.array([row[measure] for row in rows if row["method"] == method and row["n"] == n])
-    if len(found) < 2:
-        return float(found.mean()) if len(found) else float("nan"), float("nan"), len(found)
-    return found.mean(), stats.t.ppf(0.975, len(found) - 1) * stats.sem(found), len(found)
+    found = [100 * row[measure] for row in rows if row["method"] == method and row["n"] == n]
+    return *page.interval(found), len(found)
 
 
 def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:

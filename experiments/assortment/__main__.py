@@ -1,8 +1,8 @@
 """The paper's second experiment: which items of a store to display, so that customers spend the most.
 
 Parts: ``train`` makes one row for each agent, its replicas trained side by side, and for each policy without learning;
-``time`` measures a gradient estimate; ``report`` draws both and writes the tables. A training that was stopped goes on from
-its checkpoint. What the paper leaves open and what is ours is in experiments/README.md.
+``time`` measures a gradient estimate; ``report`` draws both and writes the tables. A training that was stopped goes on
+from its checkpoint. What the paper leaves open and what is ours is in experiments/README.md.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from benchmarks import timing
 from experiments import sweep
 from experiments.assortment.agents import AGENTS, Settings
 from experiments.assortment.environment import Stores, count_feasible
+from experiments.assortment.measure import measure
 from experiments.assortment.policies import POLICIES
 from experiments.assortment.training import test_policy, train
 
@@ -40,6 +40,16 @@ def main() -> None:
         tasks += [{"agent": name, "replicas": 1, "seed": 0, "episodes": 0} for name in POLICIES]
         known = provenance()
         sweep.run(partial(row, known, options.output / "checkpoints", options.lengths), tasks, rows_file, options.jobs)
+
+    if "time" in options.parts:
+        rows = measure(options.seconds)
+        times_file.write_text(json.dumps({"environment": provenance(), "rows": rows}, indent=1) + "\n")
+    if "report" in options.parts:
+        from experiments.assortment import report
+
+        times = json.loads(times_file.read_text())["rows"] if times_file.exists() else []
+        rows = [one for one in sweep.read(rows_file) if one["episodes"] in (0, options.episodes)]
+        report.write(rows, times, options.output, to_page=options.output == RESULTS)
 
 
 def row(

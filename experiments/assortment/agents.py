@@ -1,9 +1,9 @@
 """The agents: what they try, and how they learn from it.
 
-Structured reinforcement learning (Hoppe et al., arXiv:2505.19053) draws candidates around the actor's scores, mixes them
-by softmax of the critic's Q-values into a target, and moves the scores towards it along a Fenchel-Young gradient. It
-draws and differentiates either by perturbation or, exactly and from one table, by our operators. PPO takes the scores
-with Gaussian noise for its actions, and the solver for a part of the environment.
+Structured reinforcement learning (Hoppe et al., arXiv:2505.19053) draws candidates around the actor's scores, mixes
+them by softmax of the critic's Q-values into a target, and moves the scores towards it along a Fenchel-Young gradient.
+It draws and differentiates either by perturbation or, exactly and from one table, by our operators. PPO takes the
+scores with Gaussian noise for its actions, and the solver for a part of the environment.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Structured(Agent):
 
 def mix(candidates: Tensor, values: Tensor) -> Tensor:
     """Candidates (candidates, *batch, items) weighted by softmax of their values (candidates, *batch)."""
-    return torch.einsum("k...,k...i->...i", torch.softmax(values, 0), candidates)
+    return (torch.softmax(values, 0)[..., None] * candidates).sum(0)
 
 
 class PPO(Agent):

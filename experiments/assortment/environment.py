@@ -46,8 +46,8 @@ class Stores(VectorEnv):
     """``num_envs`` episodes side by side, all of the same length. Arrays are (num_envs, items).
 
     An action is what to display, zeros and ones. If it does not fit, or has an item that is sold out, nothing is
-    displayed, and ``info["feasible"]`` says so. An episode begins with ``reset``, which draws prices, the two static features
-    and the first hype and satisfaction, each uniform in [1, 10], anew; the weights stay.
+    displayed, and ``info["feasible"]`` says so. An episode begins with ``reset``, which draws prices, the two static
+    features and the first hype and satisfaction, each uniform in [1, 10], anew; the weights stay.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
@@ -112,7 +112,7 @@ class Stores(VectorEnv):
         return self.static_utility + CHOICE["hype"] * self.hype + CHOICE["satisfaction"] * self.satisfaction
 
     def _customers_choose(self, display: np.ndarray) -> np.ndarray:
-        """One item each, or -1: with v = exp(utility) of what is displayed, item i has probability v_i / (1 + sum v)."""
+        """One item each, or -1: with v = exp(utility) of what is displayed, i has probability v_i / (1 + sum v)."""
         reaches = np.cumsum(display * np.exp(self.utility), axis=-1)
         at = self.np_random.random(self.num_envs) * (1 + reaches[:, -1])
         bought = (reaches <= at[:, None]).sum(-1)

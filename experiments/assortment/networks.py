@@ -1,12 +1,13 @@
 """Small networks in several replicas, trained side by side: one call for all costs little more than for one.
 
-Every tensor has the replicas in front. Replicas share nothing, and Adam treats each weight by itself, so each is trained
-as if it were alone.
+Every tensor has the replicas in front. Replicas share nothing, and Adam treats each weight by itself, so each is
+trained as if it were alone.
 """
 
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class Linear(nn.Module):
 
 def layers(replicas: int, *sizes: int, generator: torch.Generator) -> nn.Sequential:
     """Linear layers with ReLU between them."""
-    linear = [Linear(replicas, *ends, generator=generator) for ends in zip(sizes, sizes[1:])]
+    linear = [Linear(replicas, *ends, generator=generator) for ends in pairwise(sizes)]
     return nn.Sequential(*(module for layer in linear for module in (layer, nn.ReLU())))[:-1]
 
 

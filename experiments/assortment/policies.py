@@ -26,7 +26,8 @@ def greedy(stores: Stores) -> np.ndarray:
 
 
 def at_random(stores: Stores) -> np.ndarray:
-    return best(stores.policy_random.random(stores.stock.shape), stores)
+    """The best by random scores, which come from the step: they must not move the customers' random numbers."""
+    return best(np.random.default_rng(stores.step_count).random(stores.stock.shape), stores)
 
 
 def expert(stores: Stores) -> np.ndarray:
@@ -36,9 +37,9 @@ def expert(stores: Stores) -> np.ndarray:
 def highest_revenue(utility: np.ndarray, stores: Stores) -> tuple[np.ndarray, np.ndarray]:
     """The assortment with the highest expected revenue of one customer, exactly, and that revenue (episodes,).
 
-    With v = exp(utility), the revenue of y is the ratio <v s, y> / (1 + <v, y>) of two linear functions. Dinkelbach: if no y
-    makes <v (s - r), y> - r positive, r is the highest; else the y that makes it largest has a higher revenue, which is
-    the next r. Each round is one exact knapsack in place of the enumeration of all assortments.
+    With v = exp(utility), the revenue of y is the ratio <v s, y> / (1 + <v, y>) of two linear functions. Dinkelbach: if
+    no y makes <v (s - r), y> - r positive, r is the highest; else the y that makes it largest has a higher revenue,
+    which is the next r. Each round is one exact knapsack in place of the enumeration of all assortments.
     """
     v = np.exp(utility)
     revenue = np.zeros(len(v))
@@ -54,9 +55,8 @@ POLICIES: dict[str, Policy] = {"greedy": greedy, "random": at_random, "expert": 
 
 
 def play(policy: Policy, stores: Stores, seed: int) -> np.ndarray:
-    """The revenue (episodes,) of one episode in each store. The same seed has the same items, and customers of the same mood."""
+    """Revenue (episodes,) of an episode in each store. A seed has the same items and customers for every policy."""
     stores.reset(seed=seed)
-    stores.policy_random = np.random.default_rng([seed, 1])
     revenue = np.zeros(stores.num_envs)
     for _ in range(STEPS):
         revenue += stores.step(policy(stores))[1]

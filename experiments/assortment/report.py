@@ -1,0 +1,150 @@
+"""The figure and the tables, from the result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments import page
+from experiments.assortment.agents import AGENTS, EXPLORERS
+from experiments.assortment.policies import POLICIES
+
+Row = dict[str, Any]
+NAMES = (*AGENTS, *POLICIES)
+COLORS = dict(zip(NAMES, plt.cm.tab10.colors))
+
+
+def write(rows: list[Row], times: list[Row], folder: Path, to_page: bool) -> None:
+    """Prints the tables, draws the figure, and puts the tables into the page."""
+    tables = "\n\n".join(
+        [revenue_table(rows), *([covariance_table(rows)] if rows else []), *([time_table(times)] if times else [])]
+    )
+    print(tables)
+    draw(rows, times, folder / "assortment.png")
+    print(f"\nFigure: {folder / 'assortment.png'}")
+    if to_page:
+        page.rewrite("assortment", tables)
+
+
+def replicas(rows: list[Row], agent: str) -> list[float]:
+    """Test revenues of all replicas of an agent."""
+    return [revenue for row in rows if row["agent"] == agent for revenue in row["revenue"]]
+
+
+def bounds(rows: list[Row], agent: str) -> tuple[float, float]:
+    """Mean and half a 95% interval: over the replicas of an agent, over the episodes of a policy without learning."""
+    found = replicas(rows, agent)
+    if agent in POLICIES and found:
+        return found[0], 1.96 * next(row["standard_error"][0] for row in rows if row["agent"] == agent)
+    return page.interval(found)
+
+
+def revenue_table(rows: list[Row]) -> str:
+    ends = {name: bounds(rows, name)[0] for name in POLICIES}
+    lines = []
+    for name in NAMES:
+        found = replicas(rows, name)
+        if not found:
+            continue
+        mean, half = bounds(rows, name)
+        way = 100 * (mean - ends["greedy"]) / (ends["expert"] - ends["greedy"])
+        seconds = [row["training_seconds"] for row in rows if row["agent"] == name and "training_seconds" in row]
+        lines.append(
+            [
+                name,
+                f"{mean:.2f} ± {half:.2f}",
+                ", ".join(f"{x:.1f}" for x in found) if name in AGENTS else "",
+                f"{way:.0f}%",
+                f"{np.mean(seconds) / 60:.0f}" if seconds else "",
+            ]
+        )
+    episodes = max((row["episodes"] for row in rows), default=0)
+    return (
+        f"Revenue of an episode, on the same test episodes for all, after {episodes:,} episodes of training: mean and "
+        "95% interval, over replicas, for policies without learning over episodes; each replica; how far that is on "
+        "the way from greedy to expert; minutes of training, all replicas at once.\n\n"
+        + page.table(["agent", "revenue", "replicas", "way to the expert", "minutes"], lines)
+    )
+
+
+def covariance_table(rows: list[Row]) -> str:
+    lines = []
+    for name in EXPLORERS:
+        curves = [np.array(row["curve"]["covariance"]) for row in rows if row["agent"] == name]
+        if not curves:
+            continue
+        curve = np.concatenate(curves, axis=1)  # (points, replicas)
+        thirds = np.array_split(curve, 3) if len(curve) > 2 else [curve] * 3
+        cells = [page.interval(third.mean(0)) for third in thirds]
+        lines.append([name, *(f"{mean:.3g} ± {half:.2g}" for mean, half in cells)])
+    return (
+        "Trace of the covariance of the actor's gradient, estimated 16 times on one batch of 32 from the replay "
+        "buffer: mean over the validations in each third of the training, and 95% interval over replicas.\n\n"
+        + page.table(["agent", "first third", "second", "last"], lines)
+    )
+
+
+def time_table(times: list[Row]) -> str:
+    ways = list(dict.fromkeys(row["sold_out"] for row in times))
+    found = {(row["agent"], row["sold_out"]): row for row in times}
+
+    def cell(row: Row) -> str:
+        time, ratio = row["microseconds"], row["times_faster_than_perturbed"]
+        return f"{time['median']:,.0f} ({time['q1']:,.0f}–{time['q3']:,.0f}), {ratio['median']:.1f}×"
+
+    lines = [[name, *(cell(found[name, way]) for way in ways)] for name in EXPLORERS]
+    return (
+        "Microseconds of a gradient estimate, batch 32, 32 candidates (perturbed: and 32 more samples), one thread: "
+        "median and quartiles, and how many times faster than the perturbed one. Items that are sold out are kept out "
+        "by weight C + 1, as in the paper, or by score -inf.\n\n" + page.table(["agent", *ways], lines)
+    )
+
+
+def draw(rows: list[Row], times: list[Row], path: Path) -> None:
+    figure, (learning, revenue, covariance, speed) = plt.subplots(1, 4, figsize=(19, 4.4), layout="constrained")
+    for name in AGENTS:
+        mine = [row["curve"] for row in rows if row["agent"] == name]
+        if mine:
+            band(learning, mine[0]["episode"], np.concatenate([c["revenue"] for c in mine], axis=1), name)
+            if name in EXPLORERS:
+                band(covariance, mine[0]["episode"], np.concatenate([c["covariance"] for c in mine], axis=1), name)
+    shown = [name for name in NAMES if replicas(rows, name)]
+    for place, name in enumerate(shown):
+        mean, half = bounds(rows, name)
+        revenue.errorbar(place, mean, half, fmt="o", capsize=4, color=COLORS[name])
+        if name in AGENTS:
+            revenue.scatter([place + 0.15] * len(replicas(rows, name)), replicas(rows, name), s=9, color=COLORS[name])
+        else:
+            learning.axhline(mean, color=COLORS[name], linestyle="--", label=name)
+    ours = [row for row in times if row["sold_out"] == "weight C + 1"]
+    for place, row in enumerate(ours):
+        time = row["microseconds"]
+        spread = [[time["median"] - time["q1"]], [time["q3"] - time["median"]]]
+        speed.bar(place, time["median"], yerr=spread, capsize=4, color=COLORS[row["agent"]])
+    learning.set(title="Revenue in validation", xlabel="episodes of training")
+    learning.legend(fontsize=8, loc="lower right")
+    floor = bounds(rows, "greedy")[0]
+    if np.isfinite(floor):
+        learning.set_ylim(floor - 25, bounds(rows, "expert")[0] + 5)
+    revenue.set(title="Revenue on 10,000 test episodes, 95% intervals")
+    revenue.set_xticks(range(len(shown)), shown, rotation=40, ha="right")
+    covariance.set(title="Trace of the gradient's covariance", xlabel="episodes of training", yscale="log")
+    covariance.legend(fontsize=8)
+    speed.set(title="Time of a gradient estimate, microseconds")
+    speed.set_xticks(range(len(ours)), [row["agent"] for row in ours], rotation=40, ha="right")
+    for axes in (learning, revenue, covariance, speed):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def band(axes: Any, episodes: list[int], curves: np.ndarray, name: str) -> None:
+    """Mean over replicas (points, replicas), and the range between the lowest and the highest."""
+    axes.plot(episodes, curves.mean(1), color=COLORS[name], label=name)
+    axes.fill_between(episodes, curves.min(1), curves.max(1), color=COLORS[name], alpha=0.15)
