@@ -15,6 +15,8 @@ def rewrite(experiment: str, tables: str) -> None:
     """Puts tables between the marks of an experiment."""
     begin = f"<!-- {experiment}: begin. Rewritten by its part `report`; write above or below. -->"
     end = f"<!-- {experiment}: end -->"
+    if begin not in PAGE.read_text() or end not in PAGE.read_text():
+        raise SystemExit(f"{PAGE} needs the lines {begin} and {end}, between which the tables go")
     before, rest = PAGE.read_text().split(begin)
     PAGE.write_text(f"{before}{begin}\n\n{tables}\n\n{end}{rest.split(end)[1]}")
 

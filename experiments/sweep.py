@@ -32,8 +32,8 @@ def run(function: Callable[..., Row], tasks: list[Task], path: Path, jobs: int =
         raise ValueError("tasks must have the same fields")
     tasks = list({_key(task, task): task for task in tasks}.values())
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path), _backend(ray), tqdm(total=len(tasks), desc=path.stem, unit="run", smoothing=0) as bar:
-        _remove_torn_line(path)
+    with alone(path), _backend(ray), tqdm(total=len(tasks), desc=path.stem, unit="run", smoothing=0) as bar:
+        mend(path)
         losses = 0
         while True:
             done = {_key(row, tasks[0]): row for row in read(path)} if tasks else {}
@@ -43,7 +43,7 @@ def run(function: Callable[..., Row], tasks: list[Task], path: Path, jobs: int =
                 return [done[_key(task, task)] for task in tasks]
             try:
                 for row in _rows(function, missing, jobs, ray):
-                    _append(path, row)
+                    append(path, row)
                     bar.update()
             except _lost_worker(ray):
                 losses += 1
@@ -78,12 +78,14 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
 
-def _remove_torn_line(path: Path) -> None:
+def mend(path: Path) -> list[Row]:
+    """The same, and a last line that was cut off is removed."""
     if path.exists():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    return read(path)
 
 
-def _append(path: Path, row: Row) -> None:
+def append(path: Path, row: Row) -> None:
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")
         file.flush()
@@ -91,7 +93,7 @@ def _append(path: Path, row: Row) -> None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """One run a file at a time."""
     with path.with_suffix(".lock").open("w") as lock:
         try:

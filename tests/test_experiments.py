@@ -76,7 +76,7 @@ def test_an_error_keeps_the_rows_that_are_finished(tmp_path):
 
 def test_one_run_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
-    with sweep._alone(path), pytest.raises(SystemExit, match="another run"):
+    with sweep.alone(path), pytest.raises(SystemExit, match="another run"):
         sweep.run(square, TASKS, path)
 
 

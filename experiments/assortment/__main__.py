@@ -13,17 +13,19 @@ import sys
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from benchmarks import timing
 from experiments import sweep
 from experiments.assortment.agents import AGENTS, Settings
 from experiments.assortment.environment import Stores, count_feasible
-from experiments.assortment.measure import measure
+from experiments.assortment.measure import measure, transitions_a_second
 from experiments.assortment.policies import POLICIES
-from experiments.assortment.training import test_policy, train
+from experiments.assortment.training import judge, train
 
 RESULTS = Path(__file__).parent.parent / "results"
 PARTS = ("train", "time", "report")
+FULL = {"validations": 20, "validation_episodes": 1_000, "test_episodes": 10_000}
 QUICK = {"validations": 2, "validation_episodes": 20, "test_episodes": 100}
 
 
@@ -34,40 +36,57 @@ def main() -> None:
     if "train" in options.parts:
         tasks = [
             {"agent": agent, "replicas": options.replicas, "seed": seed, "episodes": options.episodes}
-            for seed in range(options.groups)
+            for seed in range(options.first_group, options.first_group + options.groups)
             for agent in options.agents
         ]
-        tasks += [{"agent": name, "replicas": 1, "seed": 0, "episodes": 0} for name in POLICIES]
-        known = provenance()
-        sweep.run(partial(row, known, options.output / "checkpoints", options.lengths), tasks, rows_file, options.jobs)
+        if not options.first_group:
+            tasks += [{"agent": name, "replicas": 1, "seed": 0, "episodes": 0} for name in POLICIES]
+        tasks = [task | {"test_episodes": options.lengths["test_episodes"]} for task in tasks]
+        make_row = partial(row, provenance(options.commit), options.output / "checkpoints", options.lengths)
+        sweep.run(make_row, tasks, rows_file, options.jobs)
+        for task in tasks:
+            checkpoint(options.output / "checkpoints", task).unlink(missing_ok=True)
 
     if "time" in options.parts:
-        rows = measure(options.seconds)
-        times_file.write_text(json.dumps({"environment": provenance(), "rows": rows}, indent=1) + "\n")
+        found = {
+            "environment": provenance(options.commit),
+            "greedy_transitions_a_second": transitions_a_second(options.lengths["test_episodes"], repeats=5),
+            "rows": measure(options.seconds),
+        }
+        times_file.write_text(json.dumps(found, indent=1) + "\n")
     if "report" in options.parts:
         from experiments.assortment import report
 
-        times = json.loads(times_file.read_text())["rows"] if times_file.exists() else []
-        rows = [one for one in sweep.read(rows_file) if one["episodes"] in (0, options.episodes)]
-        report.write(rows, times, options.output, to_page=options.output == RESULTS)
+        times = json.loads(times_file.read_text()) if times_file.exists() else None
+        rows = [
+            one
+            for one in sweep.read(rows_file)
+            if one["episodes"] in (0, options.episodes) and one["test_episodes"] == options.lengths["test_episodes"]
+        ]
+        report.write(rows, times, options.output, to_page=options.output.resolve() == RESULTS.resolve())
 
 
-def row(
-    known: sweep.Row, checkpoints: Path, lengths: dict[str, int], agent: str, replicas: int, seed: int, episodes: int
-) -> sweep.Row:
+def row(known: sweep.Row, checkpoints: Path, lengths: dict[str, int], **task: Any) -> sweep.Row:
     """Of one agent or policy."""
-    if agent in POLICIES:
-        return test_policy(POLICIES[agent], lengths.get("test_episodes", 10_000)) | known
-    checkpoint = checkpoints / f"assortment-{agent.replace(' ', '-')}-{replicas}-{seed}-{episodes}.pt"
-    return train(agent, replicas, seed, Settings(episodes=episodes), checkpoint, **lengths) | known
+    if task["agent"] in POLICIES:
+        return judge(POLICIES[task["agent"]], task["test_episodes"]) | known
+    settings = Settings(episodes=task["episodes"])
+    path = checkpoint(checkpoints, task)
+    return train(task["agent"], task["replicas"], task["seed"], settings, path, **lengths) | known
 
 
-def provenance() -> sweep.Row:
+def checkpoint(folder: Path, task: sweep.Task) -> Path:
+    name = "-".join(str(part).replace(" ", "-") for part in task.values())
+    return folder / f"assortment-{name}.pt"
+
+
+def provenance(commit: str | None) -> sweep.Row:
     """How a result came about."""
     known = timing.environment(sys.argv[1:], "experiments.assortment")
     versions = {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
     return {
         **{name: known[name] for name in ("date", "commit", "command", "cpu", "cores", "python")},
+        **({"commit": commit} if commit else {}),
         "versions": versions | {"gymnasium": metadata.version("gymnasium")},
         "feasible_assortments": count_feasible(Stores(1).weights),
     }
@@ -83,9 +102,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="four episodes: a look, under a minute")
     parser.add_argument("--agents", nargs="+", metavar="NAME", help=f"of {', '.join(AGENTS)} (all)")
     parser.add_argument("--replicas", type=int, default=3, help="of each agent, trained side by side (3)")
-    parser.add_argument("--groups", type=int, default=1, help="of replicas, one after the other (1)")
+    parser.add_argument("--groups", type=int, default=1, help="of replicas, each with a seed of its own (1)")
+    parser.add_argument("--first-group", type=int, default=0, help="the seed of the first group (0)")
+    parser.add_argument("--episodes", type=int, help=f"of training ({Settings.episodes}; quick: 4)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
     parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
+    parser.add_argument("--commit", help="to record, where the code is a copy without its Git folder")
     options = parser.parse_args()
     options.parts = options.parts or list(PARTS)
     options.agents = options.agents or list(AGENTS)
@@ -95,11 +117,10 @@ def parse() -> argparse.Namespace:
     ):
         if wrong:
             parser.error(f"no such {kind}: {', '.join(sorted(wrong))}; there are {', '.join(there)}")
-    if min(options.replicas, options.groups, options.jobs) < 1:
-        parser.error("--replicas, --groups and --jobs must be at least 1")
-    options.episodes, options.lengths, options.seconds = (
-        (4, QUICK, 0.5) if options.quick else (Settings.episodes, {}, 20.0)
-    )
+    options.episodes = (4 if options.quick else Settings.episodes) if options.episodes is None else options.episodes
+    if min(options.replicas, options.groups, options.jobs, options.episodes) < 1:
+        parser.error("--replicas, --groups, --jobs and --episodes must be at least 1")
+    options.lengths, options.seconds = (QUICK, 0.5) if options.quick else (FULL, 20.0)
     options.output = options.output or (RESULTS / "quick" if options.quick else RESULTS)
     return options
 

@@ -23,7 +23,7 @@ from experiments.assortment.networks import Actor, Critic
 
 @dataclass(frozen=True)
 class Settings:
-    """The paper's appendix; below the line, what it leaves open."""
+    """The paper's appendix; below the line, and in networks.py, what it leaves open."""
 
     episodes: int = 10_000
     batch: int = 32
@@ -76,12 +76,13 @@ class Agent:
     def noise(self, shape: torch.Size) -> Tensor:
         return torch.randn(shape, generator=self.generator)
 
-    def _step(self, actor_loss: Tensor, actor_gradient: Tensor | None, values: Tensor, batch: Batch) -> None:
-        """One step of Adam for both networks; the critic's loss is the squared error."""
+    def _step(self, output: Tensor, gradient: Tensor | None, values: Tensor, batch: Batch) -> None:
+        """One step of Adam for both networks: along a gradient by an output of the actor, which may be a loss, and
+        along that of the critic's squared error."""
         seen = torch.stack([batch.revenue, batch.future], -1)[:, :, None]
         critic_loss = ((values - seen).square() / torch.tensor([10.0, 1000.0])).mean(1).sum()
         self.optimizer.zero_grad()
-        torch.autograd.backward([actor_loss, critic_loss], [actor_gradient, None])
+        torch.autograd.backward([output, critic_loss], [gradient, None])
         self.optimizer.step()
 
 
@@ -140,15 +141,18 @@ class Structured(Agent):
 
     def update(self, batch: Batch, constraint: kg.Knapsack) -> None:
         scores = self.actor(batch.observation)
-        gradient = self.estimate(masked(scores.detach(), batch.observation), batch.observation, constraint)
+        fixed = masked(scores.detach(), batch.observation)
+        gradient = self.estimate(fixed, batch.observation, constraint, self.generator)
         values = self.critic(batch.observation, batch.action[:, :, None])
         self._step(scores, gradient / scores.shape[1], values, batch)
 
     @torch.no_grad()
-    def estimate(self, scores: Tensor, observation: Tensor, constraint: kg.Knapsack) -> Tensor:
+    def estimate(
+        self, scores: Tensor, observation: Tensor, constraint: kg.Knapsack, generator: torch.Generator
+    ) -> Tensor:
         """The gradient of the Fenchel-Young loss by the scores (replicas, batch, items): relaxed selection - target."""
         strength, temperature = self.annealed(self.settings.strength), self.annealed(self.settings.temperature)
-        candidates, mean = self.explorer.explore(scores, constraint, strength, self.settings.candidates, self.generator)
+        candidates, mean = self.explorer.explore(scores, constraint, strength, self.settings.candidates, generator)
         values = self.critic(observation, candidates.movedim(0, 2)).sum(-1).movedim(-1, 0)
         return mean - mix(candidates, values / temperature)
 
@@ -170,7 +174,8 @@ class PPO(Agent):
 
     def update(self, batch: Batch, constraint: kg.Knapsack) -> None:
         scores = self.actor(batch.observation)
-        values = self.critic(batch.observation, (~sold_out(batch.observation)).float()[:, :, None])
+        stock = ~sold_out(batch.observation)  # as if all were displayed: a value of the state alone
+        values = self.critic(batch.observation, stock.float()[:, :, None])
         advantage = (batch.revenue + batch.future - values.detach().sum(-1).squeeze(-1)).unsqueeze(-1)
         advantage = (advantage - advantage.mean(1, keepdim=True)) / (advantage.std(1, keepdim=True) + 1e-6)
         change = (batch.action - batch.mean).square() - (batch.action - scores).square()

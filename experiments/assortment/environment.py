@@ -54,7 +54,7 @@ class Stores(VectorEnv):
 
     def __init__(self, num_envs: int, weights: np.ndarray | None = None, capacity: int = CAPACITY) -> None:
         self.weights = draw_weights(WEIGHTS_SEED) if weights is None else np.asarray(weights)
-        self.capacity, self.num_envs = capacity, num_envs
+        self.capacity, self.num_envs, self.step_count = capacity, num_envs, STEPS
         self.constraint = kg.Knapsack(self.weights, capacity)
         items = len(self.weights)
         self.single_observation_space = Box(-5.0, 5.0, (items, len(FEATURES)), np.float32)
@@ -83,13 +83,13 @@ class Stores(VectorEnv):
         return self._observe(), {}
 
     def step(self, display: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        if self.step_count == STEPS:
+            raise RuntimeError("no episode has begun, or all steps are made: call reset")
         display = np.asarray(display, dtype=np.float64)
         if display.shape != self.stock.shape:
             raise ValueError(f"an action is {self.stock.shape}, zeros and ones for every item, got {display.shape}")
         if not ((display == 0) | (display == 1)).all():
             raise ValueError("an action has zeros and ones alone")
-        if self.step_count == STEPS:
-            raise RuntimeError("the episodes are over: call reset")
         feasible = (display @ self.weights <= self.capacity) & ~(display * self.sold_out).any(-1)
         bought = self._customers_choose(display * feasible[:, None])
         buyers = np.flatnonzero(bought >= 0)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 import knapgrad as kg
 from benchmarks import timing
-from experiments.assortment.agents import EXPLORERS, Settings, Structured, masked, mix, sold_out
+from experiments.assortment.agents import EXPLORERS, Settings, Structured, masked, mix
 from experiments.assortment.environment import CAPACITY, STEPS, Stores
-from experiments.assortment.policies import greedy
+from experiments.assortment.policies import greedy, play
 
 BASELINE = "SRL perturbed"
 
@@ -25,31 +29,27 @@ def measure(seconds: float) -> list[dict[str, Any]]:
     for _ in range(STEPS // 2):
         stores.step(greedy(stores))
     observation = torch.from_numpy(stores.observation)[None]
-    weights = torch.where(sold_out(observation[0]), CAPACITY + 1, torch.from_numpy(stores.weights)).numpy()
     scores = 5 * torch.randn(1, *stores.stock.shape, generator=generator)
     values = torch.randn(settings.candidates, 1, settings.batch, generator=generator)
+    ways = {
+        "weight C + 1": (scores, np.where(stores.sold_out, CAPACITY + 1, stores.weights)),
+        "score -inf": (masked(scores, observation), stores.weights),
+    }
     contestants: dict[tuple[str, str], Callable[[], Any]] = {}
     for name, explorer in EXPLORERS.items():
+        for way, (given, weights) in ways.items():
+
+            def estimate(explorer=explorer, given=given, weights=weights) -> Tensor:
+                constraint = kg.Knapsack(weights, CAPACITY)
+                strength, candidates = settings.strength[0], settings.candidates
+                candidates, mean = explorer.explore(given, constraint, strength, candidates, generator)
+                return mean - mix(candidates, values)
+
+            contestants[way, name] = estimate
         agent = Structured(explorer, 1, settings, generator)
-
-        def by_weight(explorer=explorer):
-            constraint = kg.Knapsack(weights, CAPACITY)
-            candidates, mean = explorer.explore(scores, constraint, 5.0, settings.candidates, generator)
-            return mean - mix(candidates, values)
-
-        def by_score(explorer=explorer):
-            constraint = kg.Knapsack(stores.weights, CAPACITY)
-            candidates, mean = explorer.explore(
-                masked(scores, observation), constraint, 5.0, settings.candidates, generator
-            )
-            return mean - mix(candidates, values)
-
-        def with_critic(agent=agent):
-            return agent.estimate(masked(scores, observation), observation, stores.constraint)
-
-        contestants["weight C + 1", name] = by_weight
-        contestants["score -inf", name] = by_score
-        contestants["score -inf, and the critic", name] = with_critic
+        contestants["score -inf, with critic", name] = partial(
+            agent.estimate, ways["score -inf"][0], observation, stores.constraint, generator
+        )
     times = timing.take_turns(contestants, seconds)
     return [
         {
@@ -60,3 +60,15 @@ def measure(seconds: float) -> list[dict[str, Any]]:
         }
         for (way, name), measured in times.items()
     ]
+
+
+def transitions_a_second(episodes: int, repeats: int) -> dict[str, float]:
+    """Of the stores with the greedy policy, on one thread."""
+    timing.set_threads(1)
+    stores, found = Stores(episodes), []
+    play(greedy, stores, 0)  # compiles
+    for seed in range(repeats):
+        start = time.perf_counter()
+        play(greedy, stores, seed)
+        found.append(episodes * STEPS / (time.perf_counter() - start))
+    return {key: round(value) for key, value in timing.spread(np.array(found)).items()}

@@ -26,7 +26,7 @@ def greedy(stores: Stores) -> np.ndarray:
 
 
 def at_random(stores: Stores) -> np.ndarray:
-    """The best by random scores, which come from the step: they must not move the customers' random numbers."""
+    """The best by random scores: as many items as fit. The scores must not move the customers' random numbers."""
     return best(np.random.default_rng(stores.step_count).random(stores.stock.shape), stores)
 
 
@@ -46,7 +46,7 @@ def highest_revenue(utility: np.ndarray, stores: Stores) -> tuple[np.ndarray, np
     while True:
         display = best(v * (stores.prices - revenue[:, None]), stores)
         higher = (display * v * stores.prices).sum(-1) / (1 + (display * v).sum(-1))
-        if (higher <= revenue * (1 + 1e-12)).all():
+        if not (higher > revenue * (1 + 1e-12)).any():
             return display, higher
         revenue = np.maximum(revenue, higher)
 

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Memory:
 
     def __init__(self, replicas: int, episodes: int) -> None:
         shape = (replicas, episodes * STEPS)
+        self.episodes = 0  # so far
         self.stored = Batch(
             torch.zeros(*shape, ITEMS, len(FEATURES)),
             torch.zeros(*shape, ITEMS),
@@ -37,14 +39,16 @@ class Memory:
             torch.zeros(shape),
         )
 
-    def slots(self, episode: int) -> slice:
-        begin = episode * STEPS % self.stored.revenue.shape[1]
-        return slice(begin, begin + STEPS)
+    def next_episode(self) -> Batch:
+        """Where to write the next one, (replicas, STEPS, ...), in place of the oldest."""
+        begin = self.episodes * STEPS % self.stored.revenue.shape[1]
+        self.episodes += 1
+        return Batch(*(x[:, begin : begin + STEPS] for x in self.stored))
 
-    def draw(self, episode: int, size: int, generator: torch.Generator) -> Batch:
-        """As many transitions for each replica, of all episodes up to this one that are left."""
+    def draw(self, size: int, generator: torch.Generator) -> Batch:
+        """As many transitions for each replica, of all that are kept."""
         replicas, filled = self.stored.revenue.shape
-        filled = min(filled, (episode + 1) * STEPS)
+        filled = min(filled, self.episodes * STEPS)
         at = torch.arange(replicas)[:, None], torch.randint(filled, (replicas, size), generator=generator)
         return Batch(*(x[at] for x in self.stored))
 
@@ -78,13 +82,15 @@ def revenues(agent: Agent, replicas: int, episodes: int, seed: int) -> np.ndarra
     return np.stack([play(policy, Stores(episodes), seed) for policy in policies])
 
 
-def gradient_covariance(agent: Structured, batch: Batch, constraint: kg.Knapsack, repeats: int) -> list[float]:
+def gradient_covariance(
+    agent: Structured, batch: Batch, constraint: kg.Knapsack, repeats: int, generator: torch.Generator
+) -> list[float]:
     """Its trace for each replica: of the actor's gradient on one batch, estimated again and again."""
     scores = agent.actor(batch.observation)
     fixed, parameters = masked(scores.detach(), batch.observation), list(agent.actor.parameters())
     found = []
     for _ in range(repeats):
-        gradient = agent.estimate(fixed, batch.observation, constraint) / scores.shape[1]
+        gradient = agent.estimate(fixed, batch.observation, constraint, generator) / scores.shape[1]
         by_weight = torch.autograd.grad(scores, parameters, gradient, retain_graph=True)
         found.append(torch.cat([x.flatten(1) for x in by_weight], 1))
     return torch.stack(found).var(0).sum(-1).tolist()
@@ -106,10 +112,9 @@ class Training:
         start = time.perf_counter()
         settings, agent = self.settings, self.agent
         agent.progress = self.episode / max(settings.episodes - 1, 1)
-        slots = self.memory.slots(self.episode)
-        experience(agent, self.stores, settings.discount, Batch(*(x[:, slots] for x in self.memory.stored)))
+        experience(agent, self.stores, settings.discount, self.memory.next_episode())
         for _ in range(agent.updates):
-            agent.update(self.memory.draw(self.episode, settings.batch, self.generator), self.stores.constraint)
+            agent.update(self.memory.draw(settings.batch, self.generator), self.stores.constraint)
         self.episode += 1
         self.seconds += time.perf_counter() - start
 
@@ -117,13 +122,15 @@ class Training:
         found = revenues(self.agent, self.replicas, episodes, VALIDATION_SEED).mean(1)
         row: Row = {"episode": self.episode, "revenue": found.round(4).tolist()}
         if isinstance(self.agent, Structured):
-            batch = self.memory.draw(self.episode, self.settings.batch, self.generator)
-            row["covariance"] = gradient_covariance(self.agent, batch, self.stores.constraint, repeats)
+            generator = torch.Generator().manual_seed(self.episode)  # another: training goes on as without validation
+            batch = self.memory.draw(self.settings.batch, generator)
+            row["covariance"] = gradient_covariance(self.agent, batch, self.stores.constraint, repeats, generator)
         self.curve.append(row)
 
     def save(self, path: Path) -> None:
         """In one go: a run that is stopped while it writes keeps the file of before."""
         state = {
+            "settings": json.dumps(asdict(self.settings)),
             "actor": self.agent.actor.state_dict(),
             "critic": self.agent.critic.state_dict(),
             "optimizer": self.agent.optimizer.state_dict(),
@@ -139,6 +146,8 @@ class Training:
 
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
+        if state["settings"] != json.dumps(asdict(self.settings)):
+            raise SystemExit(f"{path} was made with other settings: remove it to begin anew, or use another --output")
         self.agent.actor.load_state_dict(state["actor"])
         self.agent.critic.load_state_dict(state["critic"])
         self.agent.optimizer.load_state_dict(state["optimizer"])
@@ -147,6 +156,7 @@ class Training:
         self.generator.set_state(state["generator"])
         self.stores.np_random.bit_generator.state = json.loads(state["customers"])
         self.episode, self.seconds, self.curve = json.loads(state["progress"])
+        self.memory.episodes = self.episode
 
 
 def train(
@@ -155,9 +165,9 @@ def train(
     seed: int,
     settings: Settings,
     checkpoint: Path,
-    validations: int = 20,
-    validation_episodes: int = 1_000,
-    test_episodes: int = 10_000,
+    validations: int,
+    validation_episodes: int,
+    test_episodes: int,
 ) -> Row:
     """A whole training, from its checkpoint if there is one, and the test of what it came to."""
     torch.set_num_threads(1)  # trainings share the cores
@@ -181,7 +191,7 @@ def train(
     }
 
 
-def test_policy(policy: Callable[[Stores], np.ndarray], test_episodes: int) -> Row:
+def judge(policy: Callable[[Stores], np.ndarray], test_episodes: int) -> Row:
     return summary(play(policy, Stores(test_episodes), TEST_SEED)[None])
 
 

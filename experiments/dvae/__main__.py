@@ -1,0 +1,149 @@
+"""The paper's third experiment: an autoencoder whose hidden layer selects which 3 of 10 digits are in an image.
+
+Parts: ``train`` makes one row for each hidden layer, seed and epoch, all models side by side on one device; ``time``
+measures the layer's share of a step; ``report`` draws both and writes the tables. A training that was stopped goes on
+from its checkpoint. What the paper leaves open and what is ours is in experiments/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from benchmarks import timing
+from experiments import sweep
+from experiments.dvae import data
+from experiments.dvae.bottlenecks import BOTTLENECKS
+from experiments.dvae.measure import measure
+from experiments.dvae.training import Run, Settings, evaluate, examples, load, run_epoch, save
+
+RESULTS = Path(__file__).parent.parent / "results"
+PARTS = ("train", "time", "report")
+QUICK = Settings(epochs=2, batch=16, train=96, test=64)
+
+
+def main() -> None:
+    options = parse()
+    options.output.mkdir(parents=True, exist_ok=True)
+    times_file = options.output / "dvae_time.json"
+    if {"train", "time"} & set(options.parts):
+        try:
+            train, test = make_data(options)
+        except (FileNotFoundError, ValueError) as error:
+            raise SystemExit(str(error)) from None
+    if "train" in options.parts:
+        train_all(options, train, test)
+    if "time" in options.parts:
+        rows = measure(train, options.settings, options.seconds)
+        times_file.write_text(json.dumps({"environment": provenance(options), "rows": rows}, indent=1) + "\n")
+    if "report" in options.parts:
+        from experiments.dvae import report
+
+        times = json.loads(times_file.read_text()) if times_file.exists() else None
+        rows = [row for row in sweep.read(options.output / "dvae.jsonl") if row["epochs"] == options.settings.epochs]
+        report.write(rows, times, options.output, to_page=options.output.resolve() == RESULTS.resolve())
+
+
+def make_data(options: argparse.Namespace) -> tuple[data.Stacks, data.Stacks]:
+    settings = options.settings
+    if options.quick and not options.data:
+        train, test = data.small_digits()
+    else:
+        folder = data.download() if options.download else data.find(options.data)
+        train, test = data.mnist(folder, "train"), data.mnist(folder, "t10k")
+    device = torch.device(options.device)
+    return data.stack(train, settings.train, seed=0).to(device), data.stack(test, settings.test, seed=1).to(device)
+
+
+def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks) -> None:
+    """All models an epoch at a time, until they are done or the time is up."""
+    settings, path = options.settings, options.output / "dvae.jsonl"
+    deadline = time.monotonic() + 60 * options.minutes
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    checkpoint = options.output / "checkpoints" / f"dvae-{settings.epochs}.pt"
+    runs = [Run(name, seed, train, settings) for seed in range(options.seeds) for name in options.bottlenecks]
+    load(runs, checkpoint)
+    known, longest = provenance(options), 0.0
+    with sweep.alone(path), tqdm(total=settings.epochs * len(runs), desc="dvae", unit="epoch") as bar:
+        written = {(row["bottleneck"], row["seed"], row["epochs"], row["epoch"]) for row in sweep.mend(path)}
+        bar.update(sum(run.epoch for run in runs))
+        while left := [run for run in runs if run.epoch < settings.epochs]:
+            start = time.monotonic()
+            if start + 1.5 * longest > deadline:
+                bar.write("the time is up; the same command goes on from here")
+                return
+            run_epoch(left)
+            for run in left:
+                row = {"bottleneck": run.bottleneck, "seed": run.seed, "epochs": settings.epochs, "epoch": run.epoch}
+                if tuple(row.values()) not in written:
+                    sweep.append(path, row | evaluate(run, test) | known)
+            save(runs, checkpoint)
+            longest = max(longest, time.monotonic() - start)
+            bar.update(len(left))
+    shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}
+    arrays = {f"{name}/{key}": array for name, found in shown.items() for key, array in found.items()}
+    np.savez_compressed(options.output / "dvae_examples.npz", **arrays)
+
+
+def provenance(options: argparse.Namespace) -> sweep.Row:
+    """How a result came about."""
+    known, on_gpu = timing.environment(sys.argv[1:], "experiments.dvae"), options.device == "cuda"
+    versions = {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
+    return {
+        **{name: known[name] for name in ("date", "commit", "command", "python")},
+        **({"commit": options.commit} if options.commit else {}),
+        "device": torch.cuda.get_device_name() if on_gpu else known["cpu"],
+        "versions": versions | ({"triton": metadata.version("triton")} if on_gpu else {}),
+    }
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.dvae", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", help="train, time, report (all, in this order)")
+    parser.add_argument("--quick", action="store_true", help="two epochs on few small digits: a look, under a minute")
+    parser.add_argument("--bottlenecks", nargs="+", metavar="NAME", help=f"of {'; '.join(BOTTLENECKS)} (all)")
+    parser.add_argument("--seeds", type=int, help="trainings of each (3; quick: 1)")
+    parser.add_argument("--epochs", type=int, help=f"({Settings.epochs}; quick: {QUICK.epochs})")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop in time, with a checkpoint (no limit)"
+    )
+    parser.add_argument("--data", type=Path, help="folder with MNIST's four files (the usual places; quick: none)")
+    parser.add_argument("--download", action="store_true", help=f"fetch MNIST into {data.CACHE}")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="(cuda where there is one)")
+    parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
+    parser.add_argument("--commit", help="to record, where the code is a copy without its Git folder")
+    options = parser.parse_args()
+    options.parts = options.parts or list(PARTS)
+    options.bottlenecks = options.bottlenecks or list(BOTTLENECKS)
+    for wrong, kind, there in (
+        (set(options.parts) - set(PARTS), "part", PARTS),
+        (set(options.bottlenecks) - set(BOTTLENECKS), "bottleneck", BOTTLENECKS),
+    ):
+        if wrong:
+            parser.error(f"no such {kind}: {'; '.join(sorted(wrong))}; there are {'; '.join(there)}")
+    options.seeds = (1 if options.quick else 3) if options.seeds is None else options.seeds
+    options.settings = QUICK if options.quick else Settings()
+    if options.epochs is not None:
+        options.settings = replace(options.settings, epochs=options.epochs)
+    if min(options.seeds, options.settings.epochs) < 1:
+        parser.error("--seeds and --epochs must be at least 1")
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    options.seconds = 1.0 if options.quick else 20.0
+    options.output = options.output or (RESULTS / "quick" if options.quick else RESULTS)
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The figures and the tables, from the result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments import page
+from experiments.dvae.bottlenecks import BOTTLENECKS
+
+Row = dict[str, Any]
+COLORS = dict(zip(BOTTLENECKS, plt.cm.tab10.colors))
+MEASURES = {
+    "error": "squared error of a test image",
+    "nonzeros": "non-zeros of y",
+    "style_divergence": "KL of the styles",
+    "sets_recovered": "digit sets recovered",
+}
+
+
+def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
+    """Prints the tables, draws the figures, and puts the tables into the page."""
+    tables = "\n\n".join([final_table(rows), *([time_table(times)] if times else [])])
+    print(tables)
+    figures = [folder / "dvae.png"]
+    draw_curves(rows, figures[0])
+    if (folder / "dvae_examples.npz").exists():
+        figures.append(folder / "dvae_examples.png")
+        draw_examples(dict(np.load(folder / "dvae_examples.npz")), figures[-1])
+    print(f"\nFigures: {', '.join(map(str, figures))}")
+    if to_page:
+        page.rewrite("dvae", tables)
+
+
+def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs (points,), and the measure (points, seeds) up to the last epoch that all seeds have."""
+    mine: dict[int, dict[int, float]] = {}
+    for row in rows:
+        if row["bottleneck"] == bottleneck:
+            mine.setdefault(row["seed"], {})[row["epoch"]] = row[measure]
+    epochs = sorted(set.intersection(*(set(found) for found in mine.values()))) if mine else []
+    return np.array(epochs), np.array([[found[epoch] for found in mine.values()] for epoch in epochs])
+
+
+def final_table(rows: list[Row]) -> str:
+    lines = []
+    for name in BOTTLENECKS:
+        cells = []
+        for measure in (*MEASURES, "digits_recovered"):
+            epochs, found = curves(rows, name, measure)
+            if len(epochs):
+                mean, half = page.interval(found[-1])
+                percent = 100 if "recovered" in measure else 1
+                digits = 1 if "recovered" in measure or mean > 100 else 2
+                cells.append(f"{percent * mean:.{digits}f} ± {percent * half:.{digits}f}")
+        if cells:
+            lines.append([name, *cells])
+    seeds = len({row["seed"] for row in rows})
+    epochs = max((row["epoch"] for row in rows), default=0)
+    return (
+        f"On the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds. Digits and sets of three are "
+        "those with the highest scores, in percent, under the best matching of slots to digits.\n\n"
+        + page.table(["bottleneck", *MEASURES.values(), "digits recovered"], lines)
+    )
+
+
+def time_table(times: Row) -> str:
+    def cell(time: dict[str, float]) -> str:
+        return f"{time['median']:,.0f} ({time['q1']:,.0f}–{time['q3']:,.0f})"
+
+    lines = [
+        [
+            row["bottleneck"],
+            cell(row["step_microseconds"]),
+            cell(row["layer_microseconds"]),
+            f"{100 * row['share']:.0f}%",
+        ]
+        for row in times["rows"]
+    ]
+    return (
+        f"Microseconds of a training step of one model alone, batch 64, and of the layer in it (forwards, penalty, "
+        f"backwards), {times['environment']['device']}: medians and quartiles.\n\n"
+        + page.table(["bottleneck", "step", "layer", "share"], lines)
+    )
+
+
+def draw_curves(rows: list[Row], path: Path) -> None:
+    figure, panels = plt.subplots(1, 4, figsize=(20, 4.6), layout="constrained")
+    for axes, (measure, title) in zip(panels, MEASURES.items()):
+        for name in BOTTLENECKS:
+            epochs, found = curves(rows, name, measure)
+            if len(epochs):
+                dashes = "--" if "ST" in name else ":" if "FSD" in name else "-"
+                axes.plot(epochs, found.mean(1), dashes, color=COLORS[name], label=name)
+                axes.fill_between(epochs, found.min(1), found.max(1), color=COLORS[name], alpha=0.15)
+        logarithmic = measure in ("error", "style_divergence")
+        axes.set(title=title, xlabel="epochs", yscale="log" if logarithmic else "linear")
+        axes.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_examples(found: dict[str, np.ndarray], path: Path) -> None:
+    """A row for each bottleneck; for each stack its reconstruction and the three slots, with the digits they stand for."""
+    names = [name for name in BOTTLENECKS if f"{name}/images" in found]
+    count = len(found[f"{names[0]}/images"])
+    figure, panels = plt.subplots(
+        len(names) + 1, 4 * count, figsize=(1.05 * 4 * count, 1.2 * (len(names) + 1)), squeeze=False
+    )
+    for axes in panels.flat:
+        axes.axis("off")
+    for example in range(count):
+        truth = np.flatnonzero(found[f"{names[0]}/truth"][example])
+        panels[0, 4 * example].imshow(found[f"{names[0]}/images"][example], cmap="gray")
+        panels[0, 4 * example].set_title(f"stack of {', '.join(map(str, truth))}", fontsize=8, loc="left")
+        for place, name in enumerate(names, start=1):
+            images = [found[f"{name}/reconstructions"][example], *found[f"{name}/parts"][example]]
+            titles = ["", *map(str, found[f"{name}/digits"][example])]
+            for axes, image, title in zip(panels[place, 4 * example :], images, titles):
+                axes.imshow(image, cmap="gray")
+                axes.set_title(title, fontsize=8, color="black" if title == "" or int(title) in truth else "red", pad=1)
+    for place, name in enumerate(names, start=1):
+        panels[place, 0].text(
+            -0.1, 0.5, name, transform=panels[place, 0].transAxes, ha="right", va="center", fontsize=8
+        )
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(figure)

@@ -1,0 +1,217 @@
+"""Training of many models side by side on one device, with checkpoints to go on from.
+
+On a GPU each model has a stream, and a CUDA graph of several steps: small models leave most of a device idle, and the
+host cannot launch their kernels one by one as fast as the device runs them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from experiments.dvae.bottlenecks import BOTTLENECKS
+from experiments.dvae.data import CLASSES, STACKED, Stacks
+from experiments.dvae.model import Autoencoder
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The paper's appendix."""
+
+    epochs: int = 50
+    batch: int = 64
+    learning_rate: float = 3e-4
+    style_weight: float = 1e-5  # beta_KL
+    selection_weight: float = 1e-5  # beta_FY, reached after two thirds of the epochs
+    train: int = 120_000
+    test: int = 20_000
+
+
+class Run:
+    """One model: its weights, its optimizer, its order of the data and its random numbers, all on the device."""
+
+    def __init__(self, bottleneck: str, seed: int, data: Stacks, settings: Settings) -> None:
+        device = data.rows.device
+        self.bottleneck, self.seed, self.data, self.settings = bottleneck, seed, data, settings
+        torch.manual_seed(seed)
+        self.model = Autoencoder(BOTTLENECKS[bottleneck](STACKED)).to(device)
+        fused = device.type in ("cpu", "cuda")
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=settings.learning_rate, fused=fused, capturable=device.type == "cuda"
+        )
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.shuffling = torch.Generator().manual_seed(seed)
+        self.steps = len(data.rows) // settings.batch  # in an epoch; what is left over waits for the next shuffle
+        self.order = torch.zeros(self.steps, settings.batch, dtype=torch.int64, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.selection_weight = torch.zeros((), device=device)
+        self.epoch = 0
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def step(self) -> None:
+        images = self.data.at(self.order[self.at].squeeze(0))
+        out = self.model(images, self.generator)
+        loss = (
+            (out.image - images).square().sum((1, 2))
+            + self.settings.style_weight * out.style_divergence
+            + self.selection_weight * self.model.bottleneck.penalty(out.theta)
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.mean().backward()
+        self.optimizer.step()
+        self.at += 1
+
+    def begin_epoch(self) -> None:
+        anneal = min(self.epoch / max(2 * self.settings.epochs / 3, 1), 1.0)
+        self.selection_weight.fill_(self.settings.selection_weight * anneal)
+        order = torch.randperm(len(self.data.rows), generator=self.shuffling)[: self.order.numel()]
+        self.order.copy_(order.view_as(self.order))
+        self.at.zero_()
+
+    def capture(self, steps: int, warm_up: int = 3) -> int:
+        """A graph of so many steps. A few are made before it, as always; returns how many."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(warm_up):
+                self.step()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.generator)
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            for _ in range(steps):
+                self.step()
+        return warm_up
+
+    def state(self) -> Row:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+            "shuffling": self.shuffling.get_state(),
+            "epoch": self.epoch,
+        }
+
+    def load(self, state: Row) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+        self.shuffling.set_state(state["shuffling"].cpu())
+        self.epoch = state["epoch"]
+
+
+def run_epoch(runs: list[Run], steps_per_graph: int = 25) -> None:
+    """One epoch of each, side by side."""
+    for run in runs:
+        run.begin_epoch()
+        run.model.train()
+    if runs[0].stream is None:
+        for run in runs:
+            for _ in range(run.steps):
+                run.step()
+    else:
+        _run_graphs(runs, min(steps_per_graph, runs[0].steps))
+    for run in runs:
+        run.epoch += 1
+
+
+def _run_graphs(runs: list[Run], steps_per_graph: int) -> None:
+    left = {run: run.steps for run in runs}
+    for run in runs:
+        if run.graph is None:
+            left[run] -= run.capture(steps_per_graph)
+    torch.cuda.synchronize()
+    while any(steps >= steps_per_graph for steps in left.values()):
+        for run in runs:
+            if left[run] >= steps_per_graph:
+                with torch.cuda.stream(run.stream):
+                    run.graph.replay()
+                left[run] -= steps_per_graph
+    torch.cuda.synchronize()
+    for run in runs:
+        for _ in range(left[run]):
+            run.step()
+    torch.cuda.synchronize()
+
+
+@torch.no_grad()
+def evaluate(run: Run, test: Stacks, batch: int = 2_000) -> Row:
+    """Means over the test set. The layer is as in training: what is sampled is sampled here too."""
+    run.model.eval()
+    generator = torch.Generator(test.rows.device).manual_seed(run.seed)
+    sums, choices = torch.zeros(4, device=test.rows.device), []
+    for index in torch.arange(len(test.rows), device=test.rows.device).split(batch):
+        images = test.at(index)
+        out = run.model(images, generator)
+        sums += torch.stack(
+            [
+                (out.image - images).square().sum(),
+                (out.y > 1e-6).float().sum(),
+                out.style_divergence.sum(),
+                run.model.bottleneck.penalty(out.theta).sum(),
+            ]
+        )
+        choices.append(torch.zeros_like(out.y).scatter(1, out.theta.topk(STACKED).indices, 1.0))
+    error, nonzeros, style, selection = (sums / len(test.rows)).tolist()
+    slots = best_matching(torch.cat(choices), test.digits)
+    right = (torch.cat(choices)[:, slots] * test.digits).sum(-1)
+    return {
+        "error": error,
+        "nonzeros": nonzeros,
+        "style_divergence": style,
+        "selection_divergence": selection,
+        "sets_recovered": float((right == STACKED).float().mean()),
+        "digits_recovered": float(right.mean()) / STACKED,
+        "slots": slots.tolist(),
+    }
+
+
+def best_matching(choices: Tensor, digits: Tensor) -> Tensor:
+    """For each digit the slot that stands for it, (10,), so that most are recovered: (size, 10) zeros and ones both."""
+    together = (digits.T @ choices).cpu().numpy()  # (digits, slots)
+    _, slots = linear_sum_assignment(-together)
+    return torch.as_tensor(slots, device=choices.device)
+
+
+def save(runs: list[Run], path: Path) -> None:
+    """In one go: a run that is stopped while it writes keeps the file of before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    torch.save({f"{run.bottleneck}/{run.seed}": run.state() for run in runs}, unfinished)
+    os.replace(unfinished, path)
+
+
+def load(runs: list[Run], path: Path) -> None:
+    if path.exists():
+        states = torch.load(path, weights_only=True, map_location=runs[0].data.rows.device)
+        for run in runs:
+            if f"{run.bottleneck}/{run.seed}" in states:
+                run.load(states[f"{run.bottleneck}/{run.seed}"])
+
+
+@torch.no_grad()
+def examples(run: Run, test: Stacks, count: int) -> dict[str, np.ndarray]:
+    """For a picture: stacks, reconstructions, the three slots with the highest scores, and the digits they stand for."""
+    run.model.eval()
+    generator = torch.Generator(test.rows.device).manual_seed(0)
+    index = torch.arange(count, device=test.rows.device)
+    images = test.at(index)
+    out = run.model(images, generator)
+    slots = out.theta.topk(STACKED).indices.sort().values
+    stands_for = torch.empty(CLASSES, dtype=torch.int64)
+    stands_for[torch.tensor(evaluate(run, test)["slots"])] = torch.arange(CLASSES)
+    parts = out.parts.gather(1, slots[:, :, None, None].expand(-1, -1, *images.shape[1:]))
+    as_bytes = {
+        name: (255 * x.clamp(0, 1)).byte().cpu().numpy()
+        for name, x in (("images", images), ("reconstructions", out.image), ("parts", parts))
+    }
+    return {**as_bytes, "digits": stands_for[slots.cpu()].numpy(), "truth": test.digits[index].cpu().numpy()}
