@@ -79,20 +79,27 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
         bar.update(sum(run.epoch for run in runs))
         while left := [run for run in runs if run.epoch < settings.epochs]:
             start = time.monotonic()
-            if start + 1.5 * longest > deadline:
-                bar.write("the time is up; the same command goes on from here")
-                return
             run_epoch(left)
+            bar.update(len(left))
             for run in left:
                 row = {"bottleneck": run.bottleneck, "seed": run.seed, "epochs": settings.epochs, "epoch": run.epoch}
-                if tuple(row.values()) not in written:
+                if evaluated(run.epoch, settings.epochs) and tuple(row.values()) not in written:
                     sweep.append(path, row | evaluate(run, test) | known)
-            save(runs, checkpoint)
             longest = max(longest, time.monotonic() - start)
-            bar.update(len(left))
+            out_of_time = time.monotonic() + 1.5 * longest > deadline
+            if out_of_time or any(evaluated(run.epoch, settings.epochs) for run in left):
+                save(runs, checkpoint)
+            if out_of_time:
+                bar.write("the time is up; the same command goes on from here")
+                return
     shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}
     arrays = {f"{name}/{key}": array for name, found in shown.items() for key, array in found.items()}
     np.savez_compressed(options.output / "dvae_examples.npz", **arrays)
+
+
+def evaluated(epoch: int, epochs: int) -> bool:
+    """After the first five epochs, every fifth, and the last."""
+    return epoch <= 5 or epoch % 5 == 0 or epoch == epochs
 
 
 def provenance(options: argparse.Namespace) -> sweep.Row:

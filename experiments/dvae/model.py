@@ -11,8 +11,8 @@ from experiments.dvae.bottlenecks import Bottleneck
 from experiments.dvae.data import CLASSES, SIDE
 
 STYLE = 32
-CHANNELS = (32, 64, 128)  # of the encoder: 28 -> 14 -> 7 -> 4
-DECODER_CHANNELS = (64, 32, 16)  # 7 -> 14 -> 28
+CHANNELS = (16, 32, 64)  # of the encoder: 28 -> 14 -> 7 -> 4
+DECODER_CHANNELS = (32, 16, 8)  # 7 -> 14 -> 28
 
 
 class Output(NamedTuple):
@@ -52,15 +52,20 @@ class Autoencoder(nn.Module):
         )
 
     def forward(self, images: Tensor, generator: torch.Generator) -> Output:
+        """Convolutions are in bfloat16 on a GPU, all else in float32."""
         batch = len(images)
-        hidden = self.encoder(images[:, None])
+        half = torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda)
+        with half:
+            hidden = self.encoder(images[:, None])
+        hidden = hidden.float()
         theta = self.select(hidden)
         mean, log_variance = self.style(hidden).view(batch, CLASSES, 2, STYLE).unbind(2)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         style = mean + noise * (0.5 * log_variance).exp()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum((1, 2))
         y = self.bottleneck(theta, generator)
-        drawn = self.decoder(torch.cat([style, self.embeddings.expand_as(style)], -1).flatten(0, 1))
-        parts = drawn.view(batch, CLASSES, SIDE, SIDE)
+        with half:
+            drawn = self.decoder(torch.cat([style, self.embeddings.expand_as(style)], -1).flatten(0, 1))
+        parts = drawn.float().view(batch, CLASSES, SIDE, SIDE)
         image = torch.einsum("bi,bihw->bhw", y, parts) / self.bottleneck.k
         return Output(image, theta, y, divergence, parts)

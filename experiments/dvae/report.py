@@ -64,7 +64,7 @@ def final_table(rows: list[Row]) -> str:
     seeds = len({row["seed"] for row in rows})
     epochs = max((row["epoch"] for row in rows), default=0)
     return (
-        f"On the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds. Digits and sets of three are "
+        f"On the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds. Digits and sets are "
         "those with the highest scores, in percent, under the best matching of slots to digits.\n\n"
         + page.table(["bottleneck", *MEASURES.values(), "digits recovered"], lines)
     )
@@ -108,7 +108,7 @@ def draw_curves(rows: list[Row], path: Path) -> None:
 
 
 def draw_examples(found: dict[str, np.ndarray], path: Path) -> None:
-    """A row for each bottleneck; for each stack its reconstruction and the three slots, with the digits they stand for."""
+    """A row for each bottleneck; for each stack the reconstruction, and three slots with the digits they mean."""
     names = [name for name in BOTTLENECKS if f"{name}/images" in found]
     count = len(found[f"{names[0]}/images"])
     figure, panels = plt.subplots(

@@ -43,7 +43,7 @@ class Run:
         device = data.rows.device
         self.bottleneck, self.seed, self.data, self.settings = bottleneck, seed, data, settings
         torch.manual_seed(seed)
-        self.model = Autoencoder(BOTTLENECKS[bottleneck](STACKED)).to(device)
+        self.model = Autoencoder(BOTTLENECKS[bottleneck](STACKED)).to(device, memory_format=torch.channels_last)
         fused = device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.Adam(
             self.model.parameters(), lr=settings.learning_rate, fused=fused, capturable=device.type == "cuda"
@@ -200,7 +200,7 @@ def load(runs: list[Run], path: Path) -> None:
 
 @torch.no_grad()
 def examples(run: Run, test: Stacks, count: int) -> dict[str, np.ndarray]:
-    """For a picture: stacks, reconstructions, the three slots with the highest scores, and the digits they stand for."""
+    """For a picture: stacks, reconstructions, the three slots with the highest scores and the digits they mean."""
     run.model.eval()
     generator = torch.Generator(test.rows.device).manual_seed(0)
     index = torch.arange(count, device=test.rows.device)
