@@ -142,6 +142,8 @@ def test_bad_actions_are_refused():
         stores.step(np.zeros((2, 20)))
     with pytest.raises(RuntimeError, match="call reset"):
         stores.step(np.zeros((2, 20)))
+    with pytest.raises(RuntimeError, match="call reset"):
+        Stores(2).step(np.zeros((2, 20)))
 
 
 # Policies.
@@ -204,6 +206,15 @@ def test_sold_out_by_score_is_sold_out_by_weight():
     assert not (by_weight * stores.sold_out).any()
 
 
+@pytest.mark.parametrize("name", ["random", "expert"])
+def test_policies_meet_the_same_customers(name):
+    first, second = Stores(4), Stores(4)
+    policies.play(policies.greedy, first, 7)
+    policies.play(policies.POLICIES[name], second, 7)
+    np.testing.assert_array_equal(first.prices, second.prices)
+    assert first.np_random.bit_generator.state == second.np_random.bit_generator.state
+
+
 def test_policies_rank_as_they_must():
     found = {name: policies.play(policy, Stores(2_000), 0).mean() for name, policy in policies.POLICIES.items()}
     assert found["expert"] > found["greedy"] + 15 and found["expert"] > found["random"] + 15
@@ -245,21 +256,135 @@ def test_replicas_are_trained_as_if_alone():
             torch.testing.assert_close(together.grad[replica], single.grad[0])
 
 
-def test_ppo_moves_towards_what_paid():
-    settings = agents.Settings(learning_rate=1e-2)
-    agent = agents.PPO(1, settings, torch.Generator().manual_seed(0))
-    observation = torch.rand(1, 32, 20, 12, generator=agent.generator)
+@pytest.mark.parametrize("network", [agents.Actor, agents.Critic])
+def test_what_a_replica_sees_is_its_own(network):
+    generator = torch.Generator().manual_seed(0)
+    model, observation = network(2, generator), torch.rand(2, 3, 20, 12, generator=generator)
+    more = () if network is agents.Actor else (torch.ones(2, 3, 4, 20),)
+    changed = observation.clone()
+    changed[1] += 1
+    first, second = model(observation, *more), model(changed, *more)
+    assert torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
+
+
+def agent_of(name: str, **changes: float) -> agents.Agent:
+    return agents.AGENTS[name](2, agents.Settings(**changes), torch.Generator().manual_seed(0))
+
+
+def batch_of(agent: agents.Agent, size: int = 8) -> agents.Batch:
+    """Observations with some items sold out, and actions that fit the kind of agent."""
+    observation = torch.rand(2, size, 20, 12, generator=agent.generator)
+    observation[..., FEATURES.index("stock")] = (observation[..., 0] > 0.1).float()
     with torch.no_grad():
-        mean = agent.actor(observation)
-        action = mean + agent.noise(mean.shape)
-        paid = 10 * (action - mean)[..., 0]  # for a higher score of the first item
-    zero = torch.zeros(1, 32)
-    batch = agents.Batch(observation, action, mean, paid, zero)
-    for _ in range(20):
-        agent.update(batch, Stores(1).constraint)
+        _, action, mean = agent.act(observation, Stores(1).constraint)
+    paid = 10 * torch.rand(2, size, generator=agent.generator)
+    return agents.Batch(observation, action, mean, paid, 50 * paid)
+
+
+def test_what_is_annealed_goes_from_end_to_end():
+    agent = agent_of("SRL Gini")
+    found = []
+    for agent.progress in (0.0, 0.5, 1.0):
+        settings = agent.settings
+        found.append([agent.annealed(x) for x in (settings.strength, settings.temperature, settings.ppo_noise)])
+    assert found == [[5.0, 1.0, 2.0], [3.0, 0.75, 1.5], [1.0, 0.5, 1.0]]
+    run = training.Training("SRL Gini", 2, 0, TINY)
+    seen = []
+    for _ in range(3):
+        run.run_episode()
+        seen.append(run.agent.progress)
+    assert seen == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("name", ["SRL Shannon", "SRL Gini", "SRL Tsallis"])
+def test_an_update_follows_the_fenchel_young_loss(name):
+    """The actor's gradient is that of the mean loss against the target, by autograd; the target is made again here."""
+    agent = agent_of(name)
+    batch, constraint = batch_of(agent), Stores(1).constraint
+    regularizer = agent.explorer.regularizer(5.0)
+    state = agent.generator.get_state()
     with torch.no_grad():
-        moved = agent.actor(observation) - mean
-        assert (moved * (action - mean) * paid.sign()[..., None]).sum() > 0
+        scores = agents.masked(agent.actor(batch.observation), batch.observation)
+        drawn = kg.torch.SubsetDistribution(scores, constraint, regularizer).sample((32,), agent.generator)
+        q = torch.stack([agent.critic(batch.observation, y[:, :, None]).sum(-1).squeeze(-1) for y in drawn])
+        target = (torch.softmax(q, 0)[..., None] * drawn).sum(0)
+    agent.actor.zero_grad()
+    scores = agents.masked(agent.actor(batch.observation), batch.observation)
+    kg.fenchel_young_loss(scores, target, constraint, regularizer).mean(-1).sum().backward()
+    expected = [parameter.grad.clone() for parameter in agent.actor.parameters()]
+    agent.generator.set_state(state)
+    agent.update(batch, constraint)
+    for parameter, gradient in zip(agent.actor.parameters(), expected):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", agents.EXPLORERS)
+def test_updates_raise_the_scores_of_what_the_critic_likes(name, monkeypatch):
+    agent = agent_of(name, learning_rate=1e-2)
+    batch, constraint = batch_of(agent), Stores(1).constraint
+    likes = torch.zeros(20)
+    likes[3], likes[8] = 10.0, -10.0
+    monkeypatch.setattr(
+        agents.Critic,
+        "forward",
+        lambda critic, observation, displays: (displays @ likes)[..., None] + 0 * critic.head.bias[0, 0, 0],
+    )
+    batch = batch._replace(observation=batch.observation.index_fill(-1, torch.tensor([10]), 1.0))
+    batch.observation[..., 0] = torch.linspace(0, 1, 20)  # tells the items apart
+    with torch.no_grad():
+        before = agent.actor(batch.observation)
+    for _ in range(30):
+        agent.update(batch, constraint)
+    with torch.no_grad():
+        gain = (agent.actor(batch.observation) - before).mean((0, 1))
+    assert gain[3] > gain[8]
+
+
+@pytest.mark.parametrize("name", agents.AGENTS)
+def test_the_critic_learns_what_displays_bring(name):
+    """The gradient of its loss is that of the squared error at what was displayed, or for PPO at the whole stock."""
+    agent = agent_of(name)
+    batch = batch_of(agent)
+    shown = batch.action if name != "PPO" else (batch.observation[..., FEATURES.index("stock")] > 0).float()
+    revenue, future = agent.critic(batch.observation, shown[:, :, None]).squeeze(2).unbind(-1)
+    loss = (revenue - batch.revenue).square() / 10 + (future - batch.future).square() / 1000
+    expected = torch.autograd.grad(loss.mean(1).sum(), list(agent.critic.parameters()))
+    agent.update(batch, Stores(1).constraint)
+    for parameter, gradient in zip(agent.critic.parameters(), expected):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_ppo_follows_the_clipped_surrogate():
+    """Written with torch's own Gaussian, after a few steps, so that some ratios are clipped."""
+    agent = agent_of("PPO", learning_rate=3e-3)
+    batch, constraint = batch_of(agent, 64), Stores(1).constraint
+    for _ in range(4):
+        agent.update(batch, constraint)
+    normal = torch.distributions.Normal
+    scores = agent.actor(batch.observation)
+    new, old = (normal(mean, 2.0).log_prob(batch.action).sum(-1) for mean in (scores, batch.mean))
+    ratio = (new - old).exp()
+    value = agent.critic(batch.observation, (~agents.sold_out(batch.observation)).float()[:, :, None])
+    advantage = batch.revenue + batch.future - value.sum(-1).squeeze(-1).detach()
+    advantage = (advantage - advantage.mean(1, keepdim=True)) / (advantage.std(1, keepdim=True) + 1e-6)
+    gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    assert ((ratio < 0.8) | (ratio > 1.2)).any() and ((ratio > 0.8) & (ratio < 1.2)).any()
+    expected = torch.autograd.grad(-gain.mean(1).sum(), list(agent.actor.parameters()))
+    agent.update(batch, constraint)
+    for parameter, gradient in zip(agent.actor.parameters(), expected):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_memory_gives_each_replica_its_own_and_nothing_that_is_not_there():
+    memory, generator = training.Memory(3, 2), torch.Generator().manual_seed(0)
+    for episode in range(5):
+        for x in memory.next_episode():
+            x[:] = (100 * torch.arange(3.0) + 1 + episode).view(3, *[1] * (x.dim() - 1))
+        batch = memory.draw(500, generator)
+        kept = {1 + e for e in range(max(0, episode - 1), episode + 1)}
+        for replica in range(3):
+            assert {int(x) - 100 * replica for x in batch.revenue[replica]} == kept
+        assert (batch.observation[:, :, 0, 0] == batch.revenue).all()
 
 
 @pytest.mark.parametrize("name", agents.AGENTS)
@@ -270,13 +395,22 @@ def test_a_training_that_is_stopped_goes_on_as_if_it_were_not(name, tmp_path):
     stopped = training.Training(name, 2, 0, TINY)
     for _ in range(2):
         stopped.run_episode()
+    stopped.validate(2, repeats=2)  # changes nothing
     stopped.save(tmp_path / "checkpoint.pt")
     other = training.Training(name, 2, 99, TINY)
     other.load(tmp_path / "checkpoint.pt")
+    assert other.curve == stopped.curve and other.curve[0]["episode"] == 2
     other.run_episode()
     for expected, found in zip(whole.agent.parameters, other.agent.parameters):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert other.episode == 3 and all(torch.isfinite(x).all() for x in other.agent.parameters)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+    training.Training("PPO", 2, 0, TINY).save(tmp_path / "checkpoint.pt")
+    other = training.Training("PPO", 2, 0, agents.Settings(episodes=4, memory=2, ppo_memory=2))
+    with pytest.raises(SystemExit, match="other settings: remove it"):
+        other.load(tmp_path / "checkpoint.pt")
 
 
 def test_memory_holds_what_happened():
@@ -299,8 +433,9 @@ def test_exact_gradients_vary_less_than_perturbed_ones(torch_threads):
     for name in agents.EXPLORERS:
         run = training.Training(name, 2, 0, TINY)
         run.run_episode()
-        batch = run.memory.draw(0, 32, run.generator)
-        found[name] = np.mean(training.gradient_covariance(run.agent, batch, run.stores.constraint, 64))
+        batch = run.memory.draw(32, run.generator)
+        covariance = training.gradient_covariance(run.agent, batch, run.stores.constraint, 64, run.generator)
+        found[name] = np.mean(covariance)
     assert max(found[name] for name in found if name != "SRL perturbed") < found["SRL perturbed"]
 
 
@@ -324,8 +459,10 @@ def test_a_quick_run_writes_rows_times_and_a_figure(tmp_path):
     assert set(rows) == {*agents.AGENTS, *policies.POLICIES}
     assert all(len(rows[name]["revenue"]) == 2 and rows[name]["episodes"] == 4 for name in agents.AGENTS)
     assert rows["greedy"]["feasible_assortments"] == 989_034
-    times = json.loads((tmp_path / "assortment_time.json").read_text())["rows"]
-    assert len(times) == 3 * len(agents.EXPLORERS) and measure.BASELINE in agents.EXPLORERS
+    assert not list((tmp_path / "checkpoints").iterdir())
+    times = json.loads((tmp_path / "assortment_time.json").read_text())
+    assert len(times["rows"]) == 3 * len(agents.EXPLORERS) and measure.BASELINE in agents.EXPLORERS
+    assert times["greedy_transitions_a_second"]["median"] > 0
     assert (tmp_path / "assortment.png").stat().st_size > 10_000
     assert "SRL Tsallis" in done.stdout and "expert" in done.stdout
 

@@ -126,6 +126,18 @@ def check_against_reference(batch: Batch, regularizer: str, dtype: str) -> None:
             assert log_prob[s, b] == pytest.approx(expected, rel=1e-9, abs=1e-9) or expected < -30
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_many_samples_against_the_reference(size, regularizer, constraint):
+    """Paths that take turns in eights, with a rest."""
+    batch = batch_of(constraint, size, 17, "float64", own=True)
+    uniforms = np.random.default_rng(0).random((11, *batch.theta.shape))
+    drawn = numba_cpu.sample(batch.theta, uniforms, *batch.constants(regularizer))
+    for b, (theta, weights, capacity) in enumerate(batch.instances()):
+        for s in range(11):
+            expected = reference.sample(theta, uniforms[s, b], weights, capacity, CLASSES[regularizer], batch.exactly)
+            np.testing.assert_array_equal(drawn[s, b], expected)
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("size", [1, 7, 15, 16, 17, 33])
 @pytest.mark.parametrize("n", [1, 2, 3, 17])
