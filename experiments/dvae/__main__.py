@@ -28,6 +28,7 @@ from experiments.dvae.training import Run, Settings, evaluate, examples, load, r
 
 RESULTS = Path(__file__).parent.parent / "results"
 PARTS = ("train", "time", "report")
+KEY = ("bottleneck", "seed", "reconstruction", "epochs", "epoch")  # of a row
 QUICK = Settings(epochs=2, batch=16, train=96, test=64)
 
 
@@ -49,7 +50,7 @@ def main() -> None:
         from experiments.dvae import report
 
         times = json.loads(times_file.read_text()) if times_file.exists() else None
-        rows = [row for row in sweep.read(options.output / "dvae.jsonl") if row["epochs"] == options.settings.epochs]
+        rows = sweep.read(options.output / "dvae.jsonl")
         report.write(rows, times, options.output, to_page=options.output.resolve() == RESULTS.resolve())
 
 
@@ -70,21 +71,21 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
     deadline = time.monotonic() + 60 * options.minutes
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
-    checkpoint = options.output / "checkpoints" / f"dvae-{settings.epochs}.pt"
+    checkpoint = options.output / "checkpoints" / f"dvae-{settings.reconstruction}-{settings.epochs}.pt"
     runs = [Run(name, seed, train, settings) for seed in range(options.seeds) for name in options.bottlenecks]
     load(runs, checkpoint)
     known, longest = provenance(options), 0.0
     with sweep.alone(path), tqdm(total=settings.epochs * len(runs), desc="dvae", unit="epoch") as bar:
-        written = {(row["bottleneck"], row["seed"], row["epochs"], row["epoch"]) for row in sweep.mend(path)}
+        written = {tuple(row[name] for name in KEY) for row in sweep.mend(path)}
         bar.update(sum(run.epoch for run in runs))
         while left := [run for run in runs if run.epoch < settings.epochs]:
             start = time.monotonic()
             run_epoch(left)
             bar.update(len(left))
             for run in left:
-                row = {"bottleneck": run.bottleneck, "seed": run.seed, "epochs": settings.epochs, "epoch": run.epoch}
-                if evaluated(run.epoch, settings.epochs) and tuple(row.values()) not in written:
-                    sweep.append(path, row | evaluate(run, test) | known)
+                key = run.bottleneck, run.seed, settings.reconstruction, settings.epochs, run.epoch
+                if evaluated(run.epoch, settings.epochs) and key not in written:
+                    sweep.append(path, dict(zip(KEY, key)) | evaluate(run, test) | known)
             longest = max(longest, time.monotonic() - start)
             out_of_time = time.monotonic() + 1.5 * longest > deadline
             if out_of_time or any(evaluated(run.epoch, settings.epochs) for run in left):
@@ -94,7 +95,7 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
                 return
     shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}
     arrays = {f"{name}/{key}": array for name, found in shown.items() for key, array in found.items()}
-    np.savez_compressed(options.output / "dvae_examples.npz", **arrays)
+    np.savez_compressed(options.output / f"dvae_examples_{settings.reconstruction}.npz", **arrays)
 
 
 def evaluated(epoch: int, epochs: int) -> bool:
@@ -123,6 +124,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bottlenecks", nargs="+", metavar="NAME", help=f"of {'; '.join(BOTTLENECKS)} (all)")
     parser.add_argument("--seeds", type=int, help="trainings of each (3; quick: 1)")
     parser.add_argument("--epochs", type=int, help=f"({Settings.epochs}; quick: {QUICK.epochs})")
+    parser.add_argument("--reconstruction", choices=["sum", "mean"], default="sum", help="of squared errors (sum)")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop in time, with a checkpoint (no limit)"
     )
@@ -141,7 +143,7 @@ def parse() -> argparse.Namespace:
         if wrong:
             parser.error(f"no such {kind}: {'; '.join(sorted(wrong))}; there are {'; '.join(there)}")
     options.seeds = (1 if options.quick else 3) if options.seeds is None else options.seeds
-    options.settings = QUICK if options.quick else Settings()
+    options.settings = replace(QUICK if options.quick else Settings(), reconstruction=options.reconstruction)
     if options.epochs is not None:
         options.settings = replace(options.settings, epochs=options.epochs)
     if min(options.seeds, options.settings.epochs) < 1:

@@ -23,8 +23,9 @@ def measure(data: Stacks, settings: Settings, seconds: float) -> list[dict[str, 
     for name in BOTTLENECKS:
         run = Run(name, 0, data, settings)
         run.begin_epoch()
-        for part, call in (("step", _step(run)), ("layer", _layer(run))):
-            contestants[name, part] = _as_graph(call, run.generator) if on_gpu else call
+        generator = torch.Generator(data.rows.device).manual_seed(0)  # a graph needs one of its own
+        for part, call, random in (("step", _step(run), run.generator), ("layer", _layer(run, generator), generator)):
+            contestants[name, part] = _as_graph(call, random) if on_gpu else call
     calls = IN_A_GRAPH if on_gpu else 1
     times = {key: found / calls for key, found in timing.take_turns(contestants, seconds).items()}
     return [
@@ -46,8 +47,8 @@ def _step(run: Run) -> Callable[[], Any]:
     return call
 
 
-def _layer(run: Run) -> Callable[[], Any]:
-    bottleneck, device, generator = run.model.bottleneck, run.data.rows.device, run.generator
+def _layer(run: Run, generator: torch.Generator) -> Callable[[], Any]:
+    bottleneck, device = run.model.bottleneck, run.data.rows.device
     shape = (run.settings.batch, CLASSES)
     theta = torch.randn(shape, generator=generator, device=device).requires_grad_()
     weight = torch.randn(shape, generator=generator, device=device)
@@ -68,10 +69,9 @@ def _as_graph(call: Callable[[], Any], generator: torch.Generator) -> Callable[[
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(IN_A_GRAPH):
-            call()
+        results = [call() for _ in range(IN_A_GRAPH)]
 
-    def replay() -> None:
+    def replay(_kept: Any = results) -> None:
         graph.replay()
         torch.cuda.synchronize()
 

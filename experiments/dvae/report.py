@@ -25,60 +25,77 @@ MEASURES = {
 
 
 def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
-    """Prints the tables, draws the figures, and puts the tables into the page."""
-    tables = "\n\n".join([final_table(rows), *([time_table(times)] if times else [])])
-    print(tables)
-    figures = [folder / "dvae.png"]
-    draw_curves(rows, figures[0])
-    if (folder / "dvae_examples.npz").exists():
-        figures.append(folder / "dvae_examples.png")
-        draw_examples(dict(np.load(folder / "dvae_examples.npz")), figures[-1])
+    """Prints the tables, draws the figures, and puts the tables into the page: for each way to read the loss."""
+    tables, figures = [], []
+    for reading in dict.fromkeys(row["reconstruction"] for row in rows):
+        mine = longest(rows, reading)
+        tables.append(final_table(mine, reading))
+        figures.append(folder / f"dvae_{reading}.png")
+        draw_curves(mine, figures[-1])
+        examples = folder / f"dvae_examples_{reading}.npz"
+        if examples.exists():
+            figures.append(examples.with_suffix(".png"))
+            draw_examples(dict(np.load(examples)), figures[-1])
+    text = "\n\n".join([*tables, *([time_table(times)] if times else [])])
+    print(text)
     print(f"\nFigures: {', '.join(map(str, figures))}")
     if to_page:
-        page.rewrite("dvae", tables)
+        page.rewrite("dvae", text)
+
+
+def longest(rows: list[Row], reading: str) -> list[Row]:
+    """Of the trainings with the most epochs."""
+    mine = [row for row in rows if row["reconstruction"] == reading]
+    return [row for row in mine if row["epochs"] == max(row["epochs"] for row in mine)]
 
 
 def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs (points,), and the measure (points, seeds) up to the last epoch that all seeds have."""
+    """Epochs (points,), and the measure (points, seeds) at the epochs that all seeds have."""
     mine: dict[int, dict[int, float]] = {}
     for row in rows:
         if row["bottleneck"] == bottleneck:
-            mine.setdefault(row["seed"], {})[row["epoch"]] = row[measure]
+            mine.setdefault(row["seed"], {})[row["epoch"]] = np.nan if row[measure] is None else row[measure]
     epochs = sorted(set.intersection(*(set(found) for found in mine.values()))) if mine else []
     return np.array(epochs), np.array([[found[epoch] for found in mine.values()] for epoch in epochs])
 
 
-def final_table(rows: list[Row]) -> str:
+def final_table(rows: list[Row], reading: str) -> str:
     lines = []
     for name in BOTTLENECKS:
         cells = []
         for measure in (*MEASURES, "digits_recovered"):
             epochs, found = curves(rows, name, measure)
             if len(epochs):
-                mean, half = page.interval(found[-1])
-                percent = 100 if "recovered" in measure else 1
-                digits = 1 if "recovered" in measure or mean > 100 else 2
-                cells.append(f"{percent * mean:.{digits}f} ± {percent * half:.{digits}f}")
+                cells.append(cell(found[-1], measure))
         if cells:
             lines.append([name, *cells])
-    seeds = len({row["seed"] for row in rows})
-    epochs = max((row["epoch"] for row in rows), default=0)
+    seeds, epochs = len({row["seed"] for row in rows}), max(row["epoch"] for row in rows)
     return (
-        f"On the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds. Digits and sets are "
-        "those with the highest scores, in percent, under the best matching of slots to digits.\n\n"
+        f"Squared errors of pixels as a **{reading}**, on the test set after {epochs} epochs: mean and 95% interval "
+        f"over {seeds} seeds; those that ended in NaN are counted apart. y counts as non-zero above 1e-6. Digits and "
+        "sets of three are those with the highest scores, in percent, under the best matching of slots to digits.\n\n"
         + page.table(["bottleneck", *MEASURES.values(), "digits recovered"], lines)
     )
 
 
+def cell(found: np.ndarray, measure: str) -> str:
+    finite = found[np.isfinite(found)]
+    percent = 100 if "recovered" in measure else 1
+    mean, half = (percent * x for x in page.interval(finite))
+    digits = 1 if percent == 100 else 0 if mean > 100 else 2
+    lost = f" ({len(found) - len(finite)} NaN)" if len(finite) < len(found) else ""
+    return (f"{mean:,.{digits}f} ± {half:,.{digits}f}" if len(finite) > 1 else f"{mean:,.{digits}f}") + lost
+
+
 def time_table(times: Row) -> str:
-    def cell(time: dict[str, float]) -> str:
+    def spread(time: dict[str, float]) -> str:
         return f"{time['median']:,.0f} ({time['q1']:,.0f}–{time['q3']:,.0f})"
 
     lines = [
         [
             row["bottleneck"],
-            cell(row["step_microseconds"]),
-            cell(row["layer_microseconds"]),
+            spread(row["step_microseconds"]),
+            spread(row["layer_microseconds"]),
             f"{100 * row['share']:.0f}%",
         ]
         for row in times["rows"]
@@ -97,8 +114,8 @@ def draw_curves(rows: list[Row], path: Path) -> None:
             epochs, found = curves(rows, name, measure)
             if len(epochs):
                 dashes = "--" if "ST" in name else ":" if "FSD" in name else "-"
-                axes.plot(epochs, found.mean(1), dashes, color=COLORS[name], label=name)
-                axes.fill_between(epochs, found.min(1), found.max(1), color=COLORS[name], alpha=0.15)
+                axes.plot(epochs, np.nanmean(found, 1), dashes, color=COLORS[name], label=name)
+                axes.fill_between(epochs, np.nanmin(found, 1), np.nanmax(found, 1), color=COLORS[name], alpha=0.15)
         logarithmic = measure in ("error", "style_divergence")
         axes.set(title=title, xlabel="epochs", yscale="log" if logarithmic else "linear")
         axes.grid(alpha=0.3)
