@@ -7,6 +7,7 @@ import importlib.util
 import math
 import os
 import platform
+import random
 import subprocess
 import time
 from collections.abc import Callable
@@ -31,7 +32,10 @@ def set_threads(count: int) -> None:
 
 
 def take_turns(contestants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, np.ndarray]:
-    """Seconds a call, one number a turn, in about ``seconds`` altogether. Short calls are repeated within a turn."""
+    """Seconds a call, one number a turn, in about ``seconds`` altogether. Short calls are repeated within a turn.
+
+    Each turn has another order: a call finds the caches as the one before has left them.
+    """
     repeats = {}
     for name, call in contestants.items():
         call()
@@ -39,12 +43,13 @@ def take_turns(contestants: dict[str, Callable[[], Any]], seconds: float) -> dic
         call()
         repeats[name] = max(1, math.ceil(2e-3 / (time.perf_counter() - start)))
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    deadline = time.perf_counter() + seconds
+    deadline, order = time.perf_counter() + seconds, random.Random(0)
     gc.collect()
     gc.disable()
     try:
         while time.perf_counter() < deadline or len(times[name]) < 5:
-            for name, call in contestants.items():
+            for name in order.sample(list(contestants), len(contestants)):
+                call = contestants[name]
                 start = time.perf_counter()
                 for _ in range(repeats[name]):
                     call()

@@ -39,6 +39,7 @@ def measure(seconds: float) -> list[dict[str, Any]]:
     for name, explorer in EXPLORERS.items():
         for way, (given, weights) in ways.items():
 
+            @torch.no_grad()
             def estimate(explorer=explorer, given=given, weights=weights) -> Tensor:
                 constraint = kg.Knapsack(weights, CAPACITY)
                 strength, candidates = settings.strength[0], settings.candidates

@@ -206,7 +206,7 @@ def sample(theta, uniforms, weights, capacity, gamma, regularizer, exactly, reac
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     problem = _flat(theta, weights, capacity, gamma, regularizer, exactly, reach)
     flat = uniforms.to(theta.dtype).reshape(len(uniforms), *problem.theta.shape).contiguous()
-    return _draw(problem, flat, table).reshape(uniforms.shape)
+    return _draw(problem, flat, table).reshape(uniforms.shape).to(uniforms.dtype)
 
 
 def solve(theta, weights, capacity, exactly, reach):

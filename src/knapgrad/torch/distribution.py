@@ -91,7 +91,7 @@ class SubsetDistribution(Distribution):
         Discrete forwards, exact in expectation backwards for losses that are linear in the selection, else a surrogate.
         """
         drawn = self._drawn(sample_shape, generator)
-        flat = drawn.reshape(torch.Size(sample_shape).numel(), *self.theta.shape)
+        flat = drawn.double().reshape(torch.Size(sample_shape).numel(), *self.theta.shape)
         return operators.surrogate(self._scores, flat, *self._problem).reshape(drawn.shape).to(self.theta.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -168,7 +168,8 @@ class SubsetDistribution(Distribution):
 
     def _drawn(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
         sample_shape = torch.Size(sample_shape)
-        uniforms = backend.uniforms(generator, (sample_shape.numel(), *self.theta.shape), self._scores)
+        shape = sample_shape.numel(), *self.theta.shape
+        uniforms = backend.uniforms(generator, shape, backend.computable(self.theta))
         with torch.no_grad():
             drawn = operators.sample(self._scores, uniforms, *self._problem, self._known_table)
         return drawn.reshape(*sample_shape, *self.theta.shape)

@@ -57,8 +57,14 @@ def _define(
     torch.library.register_fake(qualified, fake, lib=_library)
     operator = getattr(torch.ops.knapgrad, name).default
     torch.library.register_vmap(qualified, _vmap_rule(name, operator), lib=_library)
+
+    def call_constant(*arguments: Any) -> Any:
+        transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        device = None if transformed else _plain_device(arguments)
+        return kernels[device](*arguments) if device else operator(*_tensors(arguments))
+
     if backward is None:
-        return lambda *arguments: operator(*_tensors(arguments))
+        return call_constant
     torch.library.register_autograd(qualified, backward, setup_context=setup, lib=_library)
 
     def below_autograd(*arguments: Any) -> Any:
