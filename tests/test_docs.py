@@ -17,6 +17,7 @@ README = ROOT / "README.md"
 DEMO = ROOT / "examples" / "learn_from_decisions.py"
 JAX_EXAMPLE = ROOT / "examples" / "jax_feature_selection.py"
 PYEPO_EXAMPLE = ROOT / "examples" / "pyepo_knapsack.py"
+AUTOENCODER = ROOT / "examples" / "top_k_autoencoder.py"
 
 
 def blocks(document: Path) -> list[str]:
@@ -83,3 +84,16 @@ def test_the_pyepo_example_learns(tmp_path):
     assert [name for name, _, _ in regrets] == ["shannon", "gini", "tsallis", "stage"]
     assert all(float(after) < 0.2 * float(before) for _, before, after in regrets)
     assert (tmp_path / "results" / "pyepo_knapsack.png").exists()
+
+
+def test_the_autoencoder_example_needs_its_prior(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    assert len(AUTOENCODER.read_text().splitlines()) < 100
+    share, error = {}, {}
+    for prior in ("1", "0"):
+        text = run(str(AUTOENCODER), "--steps", "1000", "--prior", prior, folder=tmp_path)
+        share[prior] = float(re.search(r"(\d+)% of the digits recovered", text)[1])
+        error[prior] = float(re.search(r"squared error ([\d.]+)", text)[1])
+    assert share["1"] > share["0"] + 8 and error["1"] < error["0"]
+    assert (tmp_path / "results" / "top_k_autoencoder.png").exists()

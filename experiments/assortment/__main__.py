@@ -50,7 +50,10 @@ def main() -> None:
     if "time" in options.parts:
         found = {
             "environment": provenance(options.commit),
-            "greedy_transitions_a_second": transitions_a_second(options.lengths["test_episodes"], repeats=5),
+            "transitions_a_second": {
+                name: transitions_a_second(policy, options.lengths["test_episodes"], repeats=5)
+                for name, policy in POLICIES.items()
+            },
             "rows": measure(options.seconds),
         }
         times_file.write_text(json.dumps(found, indent=1) + "\n")

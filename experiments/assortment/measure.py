@@ -15,7 +15,7 @@ import knapgrad as kg
 from benchmarks import timing
 from experiments.assortment.agents import EXPLORERS, Settings, Structured, masked, mix
 from experiments.assortment.environment import CAPACITY, STEPS, Stores
-from experiments.assortment.policies import greedy, play
+from experiments.assortment.policies import Policy, greedy, play
 
 BASELINE = "SRL perturbed"
 
@@ -63,13 +63,13 @@ def measure(seconds: float) -> list[dict[str, Any]]:
     ]
 
 
-def transitions_a_second(episodes: int, repeats: int) -> dict[str, float]:
-    """Of the stores with the greedy policy, on one thread."""
+def transitions_a_second(policy: Policy, episodes: int, repeats: int) -> dict[str, float]:
+    """Of the stores with a policy, on one thread."""
     timing.set_threads(1)
     stores, found = Stores(episodes), []
-    play(greedy, stores, 0)  # compiles
+    play(policy, Stores(1), 0)  # compiles
     for seed in range(repeats):
         start = time.perf_counter()
-        play(greedy, stores, seed)
+        play(policy, stores, seed)
         found.append(episodes * STEPS / (time.perf_counter() - start))
     return {key: round(value) for key, value in timing.spread(np.array(found)).items()}

@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments import page
 from experiments.assortment.agents import AGENTS, EXPLORERS
+from experiments.assortment.measure import BASELINE
 from experiments.assortment.policies import POLICIES
 
 Row = dict[str, Any]
@@ -37,6 +38,13 @@ def replicas(rows: list[Row], agent: str) -> list[float]:
     return [revenue for row in rows if row["agent"] == agent for revenue in row["revenue"]]
 
 
+def paired(rows: list[Row], agent: str) -> list[float]:
+    """Test revenues minus those of the perturbed agent's replicas that began with the same networks."""
+    base = {row["seed"]: row["revenue"] for row in rows if row["agent"] == BASELINE}
+    mine = {row["seed"]: row["revenue"] for row in rows if row["agent"] == agent and agent in AGENTS}
+    return [x - y for seed in mine if seed in base for x, y in zip(mine[seed], base[seed])]
+
+
 def bounds(rows: list[Row], agent: str) -> tuple[float, float]:
     """Mean and half a 95% interval: over the replicas of an agent, over the episodes of a policy without learning."""
     found = replicas(rows, agent)
@@ -54,11 +62,13 @@ def revenue_table(rows: list[Row]) -> str:
             continue
         mean, half = bounds(rows, name)
         way = 100 * (mean - ends["greedy"]) / (ends["expert"] - ends["greedy"])
+        ahead, width = page.interval(paired(rows, name))
         seconds = [row["training_seconds"] for row in rows if row["agent"] == name and "training_seconds" in row]
         lines.append(
             [
                 name,
                 f"{mean:.2f} ± {half:.2f}",
+                f"{ahead:+.2f} ± {width:.2f}" if np.isfinite(width) and name != BASELINE else "",
                 ", ".join(f"{x:.1f}" for x in found) if name in AGENTS else "",
                 f"{way:.0f}%",
                 f"{np.mean(seconds) / 60:.0f}" if seconds else "",
@@ -67,9 +77,10 @@ def revenue_table(rows: list[Row]) -> str:
     episodes = max((row["episodes"] for row in rows), default=0)
     return (
         f"Revenue of an episode, on the same test episodes for all, after {episodes:,} episodes of training: mean and "
-        "95% interval, over replicas, for policies without learning over episodes; each replica; how far that is on "
-        "the way from greedy to expert; minutes of training, all replicas at once.\n\n"
-        + page.table(["agent", "revenue", "replicas", "way to the expert", "minutes"], lines)
+        "95% interval, over replicas, for policies without learning over episodes; the difference from SRL "
+        "perturbed, replica by replica, which begin with the same networks; each replica; how far that is on the way "
+        "from greedy to expert; minutes of training, three replicas at once.\n\n"
+        + page.table(["agent", "revenue", "minus perturbed", "replicas", "way to the expert", "minutes"], lines)
     )
 
 
@@ -91,7 +102,7 @@ def covariance_table(rows: list[Row]) -> str:
 
 
 def time_table(found: Row) -> str:
-    times, speed = found["rows"], found["greedy_transitions_a_second"]
+    times, speeds = found["rows"], found["transitions_a_second"]
     ways = list(dict.fromkeys(row["sold_out"] for row in times))
     by_name = {(row["agent"], row["sold_out"]): row for row in times}
 
@@ -105,8 +116,9 @@ def time_table(found: Row) -> str:
         "median and quartiles, and how many times faster than the perturbed one. Items that are sold out are kept out "
         "by weight C + 1, as in the paper, or by score -inf, as in our trainings.\n\n"
         + page.table(["agent", *ways], lines)
-        + f"\n\nStores make {speed['median']:,} ({speed['q1']:,} to {speed['q3']:,}) transitions a second with the "
-        "greedy policy on one thread, all episodes of the test at once."
+        + "\n\nCustomers a second on one thread, all episodes of the test at once: "
+        + ", ".join(f"{name} {x['median']:,} ({x['q1']:,}–{x['q3']:,})" for name, x in speeds.items())
+        + "."
     )
 
 
