@@ -83,15 +83,13 @@ def main() -> None:
     with torch.no_grad():
         drawn, theta, y = model(test)
     share, slots = recovered(theta, digits)
-    error, selected = float((drawn - test).square().sum(-1).mean()), float((y > 0).sum(-1).float().mean())
-    print(
-        f"{100 * share:.0f}% of the digits recovered (30% by chance); squared error {error:.2f}; {selected:.1f} non-zeros"
-    )
+    error, selected = (drawn - test).square().sum(-1).mean(), (y > 0).sum(-1).float().mean()
+    print(f"{100 * share:.0f}% of the digits recovered (30% by chance)")
+    print(f"squared error {error:.2f}, non-zeros of y {selected:.1f}")
     figure, panels = plt.subplots(1, 10, figsize=(12, 1.7))
     for digit, axes in enumerate(panels):
         axes.imshow(model.shown[slots[digit]].detach().sigmoid().view(8, 8), cmap="gray")
-        axes.set_title(f"slot for {digit}", fontsize=8)
-        axes.axis("off")
+        axes.set(title=digit, xticks=[], yticks=[])
     options.output.mkdir(parents=True, exist_ok=True)
     figure.savefig(path := options.output / "top_k_autoencoder.png", dpi=120)
     print(f"Figure: {path}")

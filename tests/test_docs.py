@@ -92,8 +92,8 @@ def test_the_autoencoder_example_needs_its_prior(tmp_path):
     assert len(AUTOENCODER.read_text().splitlines()) < 100
     share, error = {}, {}
     for prior in ("1", "0"):
-        text = run(str(AUTOENCODER), "--steps", "1000", "--prior", prior, folder=tmp_path)
+        text = run(str(AUTOENCODER), "--steps", "1500", "--prior", prior, folder=tmp_path)
         share[prior] = float(re.search(r"(\d+)% of the digits recovered", text)[1])
         error[prior] = float(re.search(r"squared error ([\d.]+)", text)[1])
-    assert share["1"] > share["0"] + 8 and error["1"] < error["0"]
+    assert share["1"] > share["0"] + 6 and error["1"] < error["0"]
     assert (tmp_path / "results" / "top_k_autoencoder.png").exists()
