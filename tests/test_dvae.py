@@ -230,6 +230,17 @@ def test_the_selection_weight_rises_over_two_thirds():
     assert found == pytest.approx([0, 0.5e-5, 1e-5, 1e-5])
 
 
+def test_a_prior_falls_in_the_first_half():
+    run = training.Run(
+        "Gini", 0, tiny_data()[0], training.Settings(epochs=30, batch=4, prior=8.0, selection_weight=0.0)
+    )
+    found = []
+    for run.epoch in (0, 5, 10, 15, 29):
+        run.begin_epoch()
+        found.append(float(run.selection_weight))
+    assert found == pytest.approx([8, 8 * 2 / 3, 8 / 3, 0, 0])
+
+
 def test_an_epoch_sees_every_stack_once():
     run = training.Run("Gini", 0, tiny_data()[0], TINY)
     run.begin_epoch()

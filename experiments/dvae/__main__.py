@@ -28,7 +28,7 @@ from experiments.dvae.training import Run, Settings, evaluate, examples, load, r
 
 RESULTS = Path(__file__).parent.parent / "results"
 PARTS = ("train", "time", "report")
-KEY = ("bottleneck", "seed", "reconstruction", "epochs", "epoch")  # of a row
+KEY = ("bottleneck", "seed", "reconstruction", "prior", "epochs", "epoch")  # of a row
 QUICK = Settings(epochs=2, batch=16, train=96, test=64)
 
 
@@ -71,7 +71,7 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
     deadline = time.monotonic() + 60 * options.minutes
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
-    checkpoint = options.output / "checkpoints" / f"dvae-{settings.reconstruction}-{settings.epochs}.pt"
+    checkpoint = options.output / "checkpoints" / f"dvae-{settings.variant}-{settings.epochs}.pt"
     runs = [Run(name, seed, train, settings) for seed in range(options.seeds) for name in options.bottlenecks]
     load(runs, checkpoint)
     known, longest = provenance(options), 0.0
@@ -83,7 +83,7 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
             run_epoch(left)
             bar.update(len(left))
             for run in left:
-                key = run.bottleneck, run.seed, settings.reconstruction, settings.epochs, run.epoch
+                key = run.bottleneck, run.seed, settings.reconstruction, settings.prior, settings.epochs, run.epoch
                 if evaluated(run.epoch, settings.epochs) and key not in written:
                     sweep.append(path, dict(zip(KEY, key)) | evaluate(run, test) | known)
             longest = max(longest, time.monotonic() - start)
@@ -95,7 +95,7 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
                 return
     shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}
     arrays = {f"{name}/{key}": array for name, found in shown.items() for key, array in found.items()}
-    np.savez_compressed(options.output / f"dvae_examples_{settings.reconstruction}.npz", **arrays)
+    np.savez_compressed(options.output / f"dvae_examples_{settings.variant}.npz", **arrays)
 
 
 def evaluated(epoch: int, epochs: int) -> bool:
@@ -125,6 +125,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="trainings of each (3; quick: 1)")
     parser.add_argument("--epochs", type=int, help=f"({Settings.epochs}; quick: {QUICK.epochs})")
     parser.add_argument("--reconstruction", choices=["sum", "mean"], default="sum", help="of squared errors (sum)")
+    parser.add_argument("--prior", type=float, default=0.0, help="weight of the penalty at first, which falls to 0 (0)")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop in time, with a checkpoint (no limit)"
     )
@@ -143,7 +144,9 @@ def parse() -> argparse.Namespace:
         if wrong:
             parser.error(f"no such {kind}: {'; '.join(sorted(wrong))}; there are {'; '.join(there)}")
     options.seeds = (1 if options.quick else 3) if options.seeds is None else options.seeds
-    options.settings = replace(QUICK if options.quick else Settings(), reconstruction=options.reconstruction)
+    options.settings = replace(
+        QUICK if options.quick else Settings(), reconstruction=options.reconstruction, prior=options.prior
+    )
     if options.epochs is not None:
         options.settings = replace(options.settings, epochs=options.epochs)
     if min(options.seeds, options.settings.epochs) < 1:

@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments import page
 from experiments.dvae.bottlenecks import BOTTLENECKS
+from experiments.dvae.training import Settings
 
 Row = dict[str, Any]
 COLORS = dict(zip(BOTTLENECKS, plt.cm.tab10.colors))
@@ -25,14 +26,14 @@ MEASURES = {
 
 
 def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
-    """Prints the tables, draws the figures, and puts the tables into the page: for each way to read the loss."""
+    """Prints the tables, draws the figures, and puts the tables into the page: for each variant of the loss."""
     tables, figures = [], []
-    for reading in dict.fromkeys(row["reconstruction"] for row in rows):
-        mine = longest(rows, reading)
-        tables.append(final_table(mine, reading))
-        figures.append(folder / f"dvae_{reading}.png")
+    for variant in dict.fromkeys(map(settings_of, rows)):
+        mine = longest([row for row in rows if settings_of(row) == variant])
+        tables.append(final_table(mine, variant))
+        figures.append(folder / f"dvae_{variant.variant}.png")
         draw_curves(mine, figures[-1])
-        examples = folder / f"dvae_examples_{reading}.npz"
+        examples = folder / f"dvae_examples_{variant.variant}.npz"
         if examples.exists():
             figures.append(examples.with_suffix(".png"))
             draw_examples(dict(np.load(examples)), figures[-1])
@@ -43,10 +44,14 @@ def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> No
         page.rewrite("dvae", text)
 
 
-def longest(rows: list[Row], reading: str) -> list[Row]:
-    """Of the trainings with the most epochs."""
-    mine = [row for row in rows if row["reconstruction"] == reading]
-    return [row for row in mine if row["epochs"] == max(row["epochs"] for row in mine)]
+def settings_of(row: Row) -> Settings:
+    return Settings(reconstruction=row["reconstruction"], prior=row["prior"])
+
+
+def longest(rows: list[Row]) -> list[Row]:
+    """Those of the trainings with the most epochs."""
+    epochs = max(row["epochs"] for row in rows)
+    return [row for row in rows if row["epochs"] == epochs]
 
 
 def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +64,7 @@ def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, 
     return np.array(epochs), np.array([[found[epoch] for found in mine.values()] for epoch in epochs])
 
 
-def final_table(rows: list[Row], reading: str) -> str:
+def final_table(rows: list[Row], variant: Settings) -> str:
     lines = []
     for name in BOTTLENECKS:
         cells = []
@@ -71,9 +76,11 @@ def final_table(rows: list[Row], reading: str) -> str:
             lines.append([name, *cells])
     seeds, epochs = len({row["seed"] for row in rows}), max(row["epoch"] for row in rows)
     return (
-        f"Squared errors of pixels as a **{reading}**, on the test set after {epochs} epochs: mean and 95% interval "
-        f"over {seeds} seeds; those that ended in NaN are counted apart. y counts as non-zero above 1e-6. Digits and "
-        "sets of three are those with the highest scores, in percent, under the best matching of slots to digits.\n\n"
+        f"**Squared errors of pixels as a {variant.reconstruction}"
+        + (f", penalty from {variant.prior:g} to 0 in the first half" if variant.prior else "")
+        + f"**, on the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds; those that ended in "
+        "NaN are counted apart. y counts as non-zero above 1e-6. Digits and sets of three are those with the highest "
+        "scores, in percent, under the best matching of slots to digits.\n\n"
         + page.table(["bottleneck", *MEASURES.values(), "digits recovered"], lines)
     )
 

@@ -29,10 +29,15 @@ NONZERO = 1e-6  # what counts as selected: rounding leaves that much
 
 @dataclass(frozen=True)
 class Settings:
-    """The paper's appendix. Its formula adds up the squared errors of an image's pixels, its text speaks of their mean,
-    which makes the two weights 784 times heavier."""
+    """The paper's appendix, and two things to vary.
+
+    ``reconstruction``: its formula adds up the squared errors of an image's pixels, its text speaks of their mean,
+    which makes the other weights 784 times heavier. ``prior``: a weight of the penalty in the first epoch, beyond the
+    paper's, that falls to 0 in the first half of the training.
+    """
 
     reconstruction: str = "sum"
+    prior: float = 0.0
     epochs: int = 50
     batch: int = 64
     learning_rate: float = 3e-4
@@ -40,6 +45,10 @@ class Settings:
     selection_weight: float = 1e-5  # beta_FY, reached after two thirds of the epochs
     train: int = 120_000
     test: int = 20_000
+
+    @property
+    def variant(self) -> str:
+        return self.reconstruction + (f"-prior-{self.prior:g}" if self.prior else "")
 
 
 class Run:
@@ -79,8 +88,9 @@ class Run:
         self.at += 1
 
     def begin_epoch(self) -> None:
-        anneal = min(self.epoch / max(2 * self.settings.epochs / 3, 1), 1.0)
-        self.selection_weight.fill_(self.settings.selection_weight * anneal)
+        settings, done = self.settings, self.epoch / self.settings.epochs
+        rising, falling = min(1.5 * done, 1.0), max(1 - 2 * done, 0.0)
+        self.selection_weight.fill_(settings.selection_weight * rising + settings.prior * falling)
         order = torch.randperm(len(self.data.rows), generator=self.shuffling)[: self.order.numel()]
         self.order.copy_(order.view_as(self.order))
         self.at.zero_()
