@@ -13,11 +13,9 @@ import argparse
 import contextlib
 import io
 import json
-import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +27,10 @@ from torch import Tensor, nn
 
 import knapgrad as kg
 from benchmarks import timing
-from experiments import sweep
+from experiments import command_line, sweep
 from knapgrad.pyepo import knapsackModel, regularizedKnapsackFenchelYoung
 
+MODULE, PACKAGES = "experiments.pyepo_knapsack", ("numpy", "torch", "pyepo")
 RESULTS = Path(__file__).parent / "results"
 FEATURES = 5  # the paper does not say; PyEPO's examples have 5
 EPOCHS, BATCH, LEARNING_RATE, HIDDEN = 30, 32, 2e-3, 64
@@ -280,10 +279,21 @@ def main() -> None:
             for method in options.methods
             if options.seeds or seed < SEEDS.get(n, 5)
         ]
-        sweep.run(partial(recorded_train, known=provenance()), tasks, rows_file, options.jobs, options.ray)
+        sweep.run(
+            partial(recorded_train, known=command_line.provenance(MODULE, PACKAGES, options.commit)),
+            tasks,
+            rows_file,
+            options.jobs,
+            options.ray,
+        )
     if "time" in options.parts:
         rows = [row for n in options.items for row in measure(n, options.seconds, not options.quick)]
-        times_file.write_text(json.dumps({"environment": provenance(), "rows": rows}, indent=1) + "\n")
+        times_file.write_text(
+            json.dumps(
+                {"environment": command_line.provenance(MODULE, PACKAGES, options.commit), "rows": rows}, indent=1
+            )
+            + "\n"
+        )
     if "report" in options.parts:
         from experiments import pyepo_report
 
@@ -298,23 +308,8 @@ def recorded_train(known: sweep.Row, **task: Any) -> sweep.Row:
     return train(**task) | known
 
 
-def provenance() -> sweep.Row:
-    """How a result came about."""
-    known = timing.environment(sys.argv[1:], "experiments.pyepo_knapsack")
-    versions = {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
-    return {
-        **{name: known[name] for name in ("date", "commit", "command", "cpu", "cores", "python")},
-        "versions": versions | {"pyepo": metadata.version("pyepo")},
-    }
-
-
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.pyepo_knapsack",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("parts", nargs="*", help="train, time, report (all, in this order)")
+    parser = command_line.make_parser(MODULE, __doc__)
     parser.add_argument("--quick", action="store_true", help="two epochs on little data: a look, under a minute")
     parser.add_argument("--items", type=int, nargs="+", metavar="N", help="numbers of items (10 25 50 100; quick: 10)")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help=f"of {', '.join(METHODS)} (all)")
@@ -323,14 +318,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ray", action="store_true", help="on a Ray cluster, or a local one (RAY_ADDRESS says which)")
     parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
     options = parser.parse_args()
-    options.parts = options.parts or ["train", "time", "report"]
-    unknown = set(options.parts) - {"train", "time", "report"}
-    if unknown:
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are train, time, report")
-    options.methods = options.methods or list(METHODS)
-    unknown = set(options.methods) - set(METHODS)
-    if unknown:
-        parser.error(f"no such method: {', '.join(sorted(unknown))}; there are {', '.join(METHODS)}")
+    options.parts = command_line.choose(parser, "part", options.parts, command_line.PARTS)
+    options.methods = command_line.choose(parser, "method", options.methods, METHODS)
     options.items = options.items or ([10] if options.quick else list(ITEMS))
     if min(options.items) < 1 or options.jobs < 1 or (options.seeds is not None and options.seeds < 1):
         parser.error("--items, --seeds and --jobs must be at least 1")

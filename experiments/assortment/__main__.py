@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import timing
-from experiments import sweep
+from experiments import command_line, sweep
 from experiments.assortment.agents import AGENTS, Settings
 from experiments.assortment.environment import Stores, count_feasible
 from experiments.assortment.measure import measure, transitions_a_second
 from experiments.assortment.policies import POLICIES
 from experiments.assortment.training import judge, train
 
+MODULE, PACKAGES = "experiments.assortment", ("numpy", "torch", "gymnasium")
 RESULTS = Path(__file__).parent.parent / "results"
-PARTS = ("train", "time", "report")
 FULL = {"validations": 20, "validation_episodes": 1_000, "test_episodes": 10_000}
 QUICK = {"validations": 2, "validation_episodes": 20, "test_episodes": 100}
 
@@ -42,14 +39,14 @@ def main() -> None:
         if not options.first_group:
             tasks += [{"agent": name, "replicas": 1, "seed": 0, "episodes": 0} for name in POLICIES]
         tasks = [task | {"test_episodes": options.lengths["test_episodes"]} for task in tasks]
-        make_row = partial(row, provenance(options.commit), options.output / "checkpoints", options.lengths)
+        make_row = partial(row, provenance(options), options.output / "checkpoints", options.lengths)
         sweep.run(make_row, tasks, rows_file, options.jobs)
         for task in tasks:
             checkpoint(options.output / "checkpoints", task).unlink(missing_ok=True)
 
     if "time" in options.parts:
         found = {
-            "environment": provenance(options.commit),
+            "environment": provenance(options),
             "transitions_a_second": {
                 name: transitions_a_second(policy, options.lengths["test_episodes"], repeats=5)
                 for name, policy in POLICIES.items()
@@ -66,7 +63,8 @@ def main() -> None:
             for one in sweep.read(rows_file)
             if one["episodes"] in (0, options.episodes) and one["test_episodes"] == options.lengths["test_episodes"]
         ]
-        report.write(rows, times, options.output, to_page=options.output.resolve() == RESULTS.resolve())
+        to_page = options.output.resolve() == RESULTS.resolve() and not options.quick
+        report.write(rows, times, options.output, to_page)
 
 
 def row(known: sweep.Row, checkpoints: Path, lengths: dict[str, int], **task: Any) -> sweep.Row:
@@ -83,25 +81,13 @@ def checkpoint(folder: Path, task: sweep.Task) -> Path:
     return folder / f"assortment-{name}.pt"
 
 
-def provenance(commit: str | None) -> sweep.Row:
-    """How a result came about."""
-    known = timing.environment(sys.argv[1:], "experiments.assortment")
-    versions = {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
-    return {
-        **{name: known[name] for name in ("date", "commit", "command", "cpu", "cores", "python")},
-        **({"commit": commit} if commit else {}),
-        "versions": versions | {"gymnasium": metadata.version("gymnasium")},
-        "feasible_assortments": count_feasible(Stores(1).weights),
-    }
+def provenance(options: argparse.Namespace) -> sweep.Row:
+    feasible = count_feasible(Stores(1).weights)
+    return command_line.provenance(MODULE, PACKAGES, options.commit, feasible_assortments=feasible)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.assortment",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("parts", nargs="*", help="train, time, report (all, in this order)")
+    parser = command_line.make_parser(MODULE, __doc__)
     parser.add_argument("--quick", action="store_true", help="four episodes: a look, under a minute")
     parser.add_argument("--agents", nargs="+", metavar="NAME", help=f"of {', '.join(AGENTS)} (all)")
     parser.add_argument("--replicas", type=int, default=3, help="of each agent, trained side by side (3)")
@@ -110,16 +96,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, help=f"of training ({Settings.episodes}; quick: 4)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
     parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
-    parser.add_argument("--commit", help="to record, where the code is a copy without its Git folder")
     options = parser.parse_args()
-    options.parts = options.parts or list(PARTS)
-    options.agents = options.agents or list(AGENTS)
-    for wrong, kind, there in (
-        (set(options.parts) - set(PARTS), "part", PARTS),
-        (set(options.agents) - set(AGENTS), "agent", AGENTS),
-    ):
-        if wrong:
-            parser.error(f"no such {kind}: {', '.join(sorted(wrong))}; there are {', '.join(there)}")
+    options.parts = command_line.choose(parser, "part", options.parts, command_line.PARTS)
+    options.agents = command_line.choose(parser, "agent", options.agents, AGENTS)
     options.episodes = (4 if options.quick else Settings.episodes) if options.episodes is None else options.episodes
     if min(options.replicas, options.groups, options.jobs, options.episodes) < 1:
         parser.error("--replicas, --groups, --jobs and --episodes must be at least 1")

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +18,14 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import timing
-from experiments import sweep
+from experiments import command_line, sweep
 from experiments.dvae import data
 from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.measure import measure
 from experiments.dvae.training import Run, Settings, evaluate, examples, load, run_epoch, save
 
+MODULE = "experiments.dvae"
 RESULTS = Path(__file__).parent.parent / "results"
-PARTS = ("train", "time", "report")
 KEY = ("bottleneck", "seed", "reconstruction", "prior", "epochs", "epoch")  # of a row
 QUICK = Settings(epochs=2, batch=16, train=96, test=64)
 
@@ -51,7 +49,8 @@ def main() -> None:
 
         times = json.loads(times_file.read_text()) if times_file.exists() else None
         rows = sweep.read(options.output / "dvae.jsonl")
-        report.write(rows, times, options.output, to_page=options.output.resolve() == RESULTS.resolve())
+        to_page = options.output.resolve() == RESULTS.resolve() and not options.quick
+        report.write(rows, times, options.output, to_page)
 
 
 def make_data(options: argparse.Namespace) -> tuple[data.Stacks, data.Stacks]:
@@ -104,22 +103,13 @@ def evaluated(epoch: int, epochs: int) -> bool:
 
 
 def provenance(options: argparse.Namespace) -> sweep.Row:
-    """How a result came about."""
-    known, on_gpu = timing.environment(sys.argv[1:], "experiments.dvae"), options.device == "cuda"
-    versions = {name: known["versions"][name] for name in ("knapgrad", "numpy", "torch")}
-    return {
-        **{name: known[name] for name in ("date", "commit", "command", "python")},
-        **({"commit": options.commit} if options.commit else {}),
-        "device": torch.cuda.get_device_name() if on_gpu else known["cpu"],
-        "versions": versions | ({"triton": metadata.version("triton")} if on_gpu else {}),
-    }
+    on_gpu = options.device == "cuda"
+    packages, device = (("triton",), torch.cuda.get_device_name()) if on_gpu else ((), timing.cpu_model())
+    return command_line.provenance(MODULE, ("numpy", "torch", *packages), options.commit, device=device)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.dvae", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("parts", nargs="*", help="train, time, report (all, in this order)")
+    parser = command_line.make_parser(MODULE, __doc__)
     parser.add_argument("--quick", action="store_true", help="two epochs on few small digits: a look, under a minute")
     parser.add_argument("--bottlenecks", nargs="+", metavar="NAME", help=f"of {'; '.join(BOTTLENECKS)} (all)")
     parser.add_argument("--seeds", type=int, help="trainings of each (3; quick: 1)")
@@ -133,16 +123,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--download", action="store_true", help=f"fetch MNIST into {data.CACHE}")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="(cuda where there is one)")
     parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
-    parser.add_argument("--commit", help="to record, where the code is a copy without its Git folder")
     options = parser.parse_args()
-    options.parts = options.parts or list(PARTS)
-    options.bottlenecks = options.bottlenecks or list(BOTTLENECKS)
-    for wrong, kind, there in (
-        (set(options.parts) - set(PARTS), "part", PARTS),
-        (set(options.bottlenecks) - set(BOTTLENECKS), "bottleneck", BOTTLENECKS),
-    ):
-        if wrong:
-            parser.error(f"no such {kind}: {'; '.join(sorted(wrong))}; there are {'; '.join(there)}")
+    options.parts = command_line.choose(parser, "part", options.parts, command_line.PARTS)
+    options.bottlenecks = command_line.choose(parser, "bottleneck", options.bottlenecks, BOTTLENECKS)
     options.seeds = (1 if options.quick else 3) if options.seeds is None else options.seeds
     options.settings = replace(
         QUICK if options.quick else Settings(), reconstruction=options.reconstruction, prior=options.prior
