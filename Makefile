@@ -45,6 +45,7 @@ bench: $(STAMP)  ## measure speed and memory, save under benchmarks/results (ARG
 experiments: $(STAMP)  ## run the paper's experiments again (hours; ARGS=--quick for a look)
 	$(BIN)/python -m experiments.pyepo_knapsack --jobs $(WORKERS) $(ARGS)
 	$(BIN)/python -m experiments.assortment --jobs $(WORKERS) $(ARGS)
+	$(BIN)/python -m experiments.dvae $(ARGS)
 
 figures: $(STAMP)  ## draw the pictures of the README
 	$(BIN)/python docs/make_figures.py $(ARGS)

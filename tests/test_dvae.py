@@ -22,7 +22,7 @@ from scipy.optimize import minimize  # noqa: E402
 
 import knapgrad as kg  # noqa: E402
 from experiments import sweep  # noqa: E402
-from experiments.dvae import data, training  # noqa: E402
+from experiments.dvae import data, report, training  # noqa: E402
 from experiments.dvae.bottlenecks import BOTTLENECKS, SparseSoftMask  # noqa: E402
 from experiments.dvae.model import Autoencoder  # noqa: E402
 
@@ -74,9 +74,10 @@ def test_mnist_is_read(files):
 
 def test_another_file_is_refused(files):
     path = files / "t10k-labels-idx1-ubyte.gz"
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + b"x"))
-    with pytest.raises(ValueError, match="not MNIST's file"):
-        data.mnist(files, "t10k")
+    for content in (gzip.compress(gzip.decompress(path.read_bytes()) + b"x"), b"not even compressed"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="not MNIST's file"):
+            data.mnist(files, "t10k")
 
 
 def test_downloads_are_checked(files, tmp_path):
@@ -86,6 +87,8 @@ def test_downloads_are_checked(files, tmp_path):
     with pytest.raises(ValueError, match="nothing was kept"):
         data.download(tmp_path / "other", files.as_uri() + "/")
     assert not (tmp_path / "other" / "train-labels-idx1-ubyte.gz").exists()
+    with pytest.raises(FileNotFoundError, match="cannot be fetched"):
+        data.download(tmp_path / "third", (tmp_path / "nowhere").as_uri() + "/")
 
 
 def test_a_missing_folder_says_what_to_do(tmp_path):
@@ -105,7 +108,8 @@ def test_selections_add_up_to_k_and_gradients_are_finite(name):
     assert y.min() >= 0 and y.max() <= 1 + 1e-6
     penalty = bottleneck.penalty(theta)
     assert penalty.shape == (40,) and (penalty >= -1e-5).all()
-    (gradient,) = torch.autograd.grad((y * torch.randn(40, 10)).sum() + penalty.sum(), theta)
+    weight = torch.randn(40, 10, generator=generator(1))
+    (gradient,) = torch.autograd.grad((y * weight).sum() + penalty.sum(), theta)
     assert torch.isfinite(gradient).all() and (gradient != 0).any()
     torch.testing.assert_close(bottleneck.penalty(torch.zeros(1, 10)), torch.zeros(1), atol=1e-5, rtol=0)
 
@@ -170,7 +174,7 @@ def test_the_sparse_soft_mask_of_ties_and_of_certain_choices():
 @pytest.mark.parametrize("name", ["hard top-k, ST", "Gumbel top-k, ST"])
 def test_straight_through_passes_the_gradient_on(name):
     theta = torch.randn(20, 10, generator=generator(), requires_grad=True)
-    weight = torch.randn(20, 10)
+    weight = torch.randn(20, 10, generator=generator(1))
     y = BOTTLENECKS[name](3)(theta, generator())
     (gradient,) = torch.autograd.grad((y * weight).sum(), theta)
     torch.testing.assert_close(gradient, weight)
@@ -271,16 +275,81 @@ def test_the_best_matching_finds_a_permutation():
     torch.testing.assert_close(digits[:, permutation][:, slots], digits)
 
 
-def test_evaluation_counts_what_it_says(monkeypatch):
+def test_evaluation_counts_what_it_says():
+    """Measure by measure, on the whole test set at once."""
+    train, test = tiny_data()
+    run = training.Run("Shannon", 0, train, TINY)
+    with torch.no_grad():
+        run.model.select.weight.mul_(3000)  # so that some selections are above the threshold and some below
+    found = training.evaluate(run, test)
+    images = test.at(torch.arange(12))
+    with torch.no_grad():
+        out = run.model(images, generator(0))
+    assert 3 < found["nonzeros"] < 10
+    assert found["error"] == pytest.approx(float((out.image - images).square().sum((1, 2)).mean()), rel=1e-5)
+    assert found["nonzeros"] == pytest.approx(float((out.y > 1e-6).sum(1).float().mean()))
+    assert found["style_divergence"] == pytest.approx(float(out.style_divergence.mean()), rel=1e-5)
+    divergence = kg.divergence(out.theta, kg.TopK(3), kg.Shannon())
+    assert found["selection_divergence"] == pytest.approx(float(divergence.mean()), rel=1e-5)
+    hits = []
+    for theta, digits in zip(out.theta, test.digits):
+        chosen = set(theta.topk(3).indices.tolist())
+        hits.append(sum(found["slots"][digit] in chosen for digit in digits.nonzero().flatten().tolist()))
+    assert found["digits_recovered"] == pytest.approx(sum(hits) / 36)
+    assert found["sets_recovered"] == pytest.approx(sum(hit == 3 for hit in hits) / 12)
+    assert sorted(found["slots"]) == list(range(10))
+
+
+def test_a_model_that_is_lost_to_nan_has_no_measures_and_no_picture():
     train, test = tiny_data()
     run = training.Run("hard top-k, ST", 0, train, TINY)
-    found = training.evaluate(run, test, batch=5)
-    images = test.at(torch.arange(12))
-    assert found["nonzeros"] == 3 and 0 < found["error"] < float(images.square().sum((1, 2)).mean()) * 10
-    assert 0 <= found["sets_recovered"] <= found["digits_recovered"] <= 1 and sorted(found["slots"]) == list(range(10))
     with torch.no_grad():
         run.model.embeddings.fill_(torch.nan)
-    assert set(training.evaluate(run, test).values()) == {None}
+    assert set(training.evaluate(run, test).values()) == {None} and training.examples(run, test, 2) is None
+
+
+def test_a_picture_has_the_slots_with_the_highest_scores():
+    train, test = tiny_data()
+    found = training.examples(training.Run("Gini", 0, train, TINY), test, 2)
+    assert found["parts"].shape == (2, 3, 28, 28) and found["digits"].shape == (2, 3)
+    images = (255 * test.at(torch.arange(2))).byte().numpy()
+    np.testing.assert_array_equal(found["images"], images)
+
+
+def test_a_checkpoint_keeps_the_models_that_are_not_trained_now(tmp_path):
+    train, _ = tiny_data()
+    both = [training.Run(name, 0, train, TINY) for name in ("Gini", "Tsallis")]
+    training.run_epoch(both)
+    training.save(both, tmp_path / "checkpoint.pt")
+    training.run_epoch(both[:1])
+    training.save(both[:1], tmp_path / "checkpoint.pt")
+    again = [training.Run(name, 0, train, TINY) for name in ("Gini", "Tsallis")]
+    training.load(again, tmp_path / "checkpoint.pt")
+    assert [run.epoch for run in again] == [2, 1]
+
+
+def row(bottleneck: str, seed: int, epochs: int, epoch: int, error: float | None) -> dict[str, object]:
+    key = {
+        "bottleneck": bottleneck,
+        "seed": seed,
+        "reconstruction": "sum",
+        "prior": 0.0,
+        "epochs": epochs,
+        "epoch": epoch,
+    }
+    return key | dict.fromkeys(training.MEASURES, error)
+
+
+def test_the_table_is_of_complete_trainings_and_counts_nan():
+    rows = [row("Gini", seed, 2, epoch, 10.0 + seed) for seed in range(3) for epoch in (1, 2)]
+    rows += [row("hard top-k, ST", seed, 2, 2, [None, 20.0, 22.0][seed]) for seed in range(3)]
+    rows += [row("Gini", 0, 50, 1, 99.0)]  # a longer training that was stopped
+    mine = report.longest(rows)
+    table = report.final_table(mine, training.Settings())
+    assert "after 2 epochs" in table and "99" not in table
+    gini, hard = (next(line for line in table.splitlines() if name in line) for name in ("| Gini", "| hard"))
+    assert "11.00 ± 2.48" in gini and "NaN" not in gini
+    assert "21.00 ± 12.71 (1 NaN)" in hard
 
 
 # The whole.
@@ -297,7 +366,7 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
     chosen = ["--quick", "--output", str(tmp_path), "--device", "cpu", "--bottlenecks", "Gini", "hard top-k, ST"]
     stopped = run_command("train", "--minutes", "0", *chosen)
-    assert stopped.returncode == 0 and "the time is up" in stopped.stderr + stopped.stdout, stopped.stderr
+    assert stopped.returncode == 0 and "the time is up" in stopped.stdout, stopped.stderr
     assert {row["epoch"] for row in sweep.read(tmp_path / "dvae.jsonl")} == {1}
     done = run_command(*chosen)
     assert done.returncode == 0, done.stderr
@@ -308,6 +377,10 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
     for figure in ("dvae_sum.png", "dvae_examples_sum.png"):
         assert (tmp_path / figure).stat().st_size > 10_000
     assert "hard top-k, ST" in done.stdout and "share" in done.stdout
+    for checkpoint in (tmp_path / "checkpoints").iterdir():
+        checkpoint.unlink()
+    again = run_command("train", *chosen)
+    assert again.returncode == 1 and "choose another --output" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -317,6 +390,7 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
         (["--bottlenecks", "softmax"], "no such bottleneck: softmax"),
         (["--seeds", "0"], "at least 1"),
         (["train", "--data", "nowhere"], "MNIST is not in nowhere"),
+        (["report"], "run the part train first"),
     ],
 )
 def test_bad_arguments(arguments, message, tmp_path):

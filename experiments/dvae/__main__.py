@@ -33,14 +33,17 @@ QUICK = Settings(epochs=2, batch=16, train=96, test=64)
 def main() -> None:
     options = parse()
     options.output.mkdir(parents=True, exist_ok=True)
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
     times_file = options.output / "dvae_time.json"
     if {"train", "time"} & set(options.parts):
         try:
             train, test = make_data(options)
         except (FileNotFoundError, ValueError) as error:
             raise SystemExit(str(error)) from None
-    if "train" in options.parts:
-        train_all(options, train, test)
+    if "train" in options.parts and not train_all(options, train, test):
+        print("the time is up; the same command goes on from here")
+        return
     if "time" in options.parts:
         rows = measure(train, options.settings, options.seconds)
         times_file.write_text(json.dumps({"environment": provenance(options), "rows": rows}, indent=1) + "\n")
@@ -49,52 +52,60 @@ def main() -> None:
 
         times = json.loads(times_file.read_text()) if times_file.exists() else None
         rows = sweep.read(options.output / "dvae.jsonl")
+        if not rows:
+            raise SystemExit(f"{options.output / 'dvae.jsonl'} has no rows to report: run the part train first")
         to_page = options.output.resolve() == RESULTS.resolve() and not options.quick
         report.write(rows, times, options.output, to_page)
 
 
 def make_data(options: argparse.Namespace) -> tuple[data.Stacks, data.Stacks]:
     settings = options.settings
-    if options.quick and not options.data:
+    if options.quick and not options.data and not options.download:
         train, test = data.small_digits()
     else:
-        folder = data.download() if options.download else data.find(options.data)
+        folder = data.download(options.data or data.CACHE) if options.download else data.find(options.data)
         train, test = data.mnist(folder, "train"), data.mnist(folder, "t10k")
     device = torch.device(options.device)
     return data.stack(train, settings.train, seed=0).to(device), data.stack(test, settings.test, seed=1).to(device)
 
 
-def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks) -> None:
-    """All models an epoch at a time, until they are done or the time is up."""
+def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks) -> bool:
+    """All models an epoch at a time, until they are done (True) or the time is up (False)."""
     settings, path = options.settings, options.output / "dvae.jsonl"
+    variant = settings.reconstruction, settings.prior, settings.epochs
     deadline = time.monotonic() + 60 * options.minutes
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
     checkpoint = options.output / "checkpoints" / f"dvae-{settings.variant}-{settings.epochs}.pt"
     runs = [Run(name, seed, train, settings) for seed in range(options.seeds) for name in options.bottlenecks]
     load(runs, checkpoint)
     known, longest = provenance(options), 0.0
     with sweep.alone(path), tqdm(total=settings.epochs * len(runs), desc="dvae", unit="epoch") as bar:
         written = {tuple(row[name] for name in KEY) for row in sweep.mend(path)}
+        for run in runs:
+            ahead = [row[-1] for row in written if row[:-1] == (run.bottleneck, run.seed, *variant)]
+            if max(ahead, default=0) > run.epoch:
+                raise SystemExit(
+                    f"{path} has rows of {run.bottleneck}, seed {run.seed}, up to epoch {max(ahead)}, but "
+                    f"{checkpoint} ends at {run.epoch}: choose another --output, or remove those rows"
+                )
         bar.update(sum(run.epoch for run in runs))
         while left := [run for run in runs if run.epoch < settings.epochs]:
             start = time.monotonic()
             run_epoch(left)
             bar.update(len(left))
             for run in left:
-                key = run.bottleneck, run.seed, settings.reconstruction, settings.prior, settings.epochs, run.epoch
+                key = run.bottleneck, run.seed, *variant, run.epoch
                 if evaluated(run.epoch, settings.epochs) and key not in written:
                     sweep.append(path, dict(zip(KEY, key)) | evaluate(run, test) | known)
             longest = max(longest, time.monotonic() - start)
             out_of_time = time.monotonic() + 1.5 * longest > deadline
             if out_of_time or any(evaluated(run.epoch, settings.epochs) for run in left):
                 save(runs, checkpoint)
-            if out_of_time:
-                bar.write("the time is up; the same command goes on from here")
-                return
+            if out_of_time and any(run.epoch < settings.epochs for run in left):
+                return False
     shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}
-    arrays = {f"{name}/{key}": array for name, found in shown.items() for key, array in found.items()}
+    arrays = {f"{name}/{key}": array for name, found in shown.items() if found for key, array in found.items()}
     np.savez_compressed(options.output / f"dvae_examples_{settings.variant}.npz", **arrays)
+    return True
 
 
 def evaluated(epoch: int, epochs: int) -> bool:
@@ -120,7 +131,7 @@ def parse() -> argparse.Namespace:
         "--minutes", type=float, default=float("inf"), help="stop in time, with a checkpoint (no limit)"
     )
     parser.add_argument("--data", type=Path, help="folder with MNIST's four files (the usual places; quick: none)")
-    parser.add_argument("--download", action="store_true", help=f"fetch MNIST into {data.CACHE}")
+    parser.add_argument("--download", action="store_true", help=f"fetch MNIST into --data ({data.CACHE})")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="(cuda where there is one)")
     parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
     options = parser.parse_args()

@@ -27,7 +27,7 @@ CHECKSUMS = {  # SHA-256
     "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "knapgrad" / "mnist"
-USUAL_PLACES = (Path("data/mnist"), Path("data/MNIST/raw"), Path("../shared/data/mnist"), CACHE)
+USUAL_PLACES = (Path("data/mnist"), Path("data/MNIST/raw"), CACHE)
 
 
 class Digits(NamedTuple):
@@ -83,8 +83,13 @@ def download(folder: Path = CACHE, source: str = SOURCE) -> Path:
     for name, checksum in tqdm(CHECKSUMS.items(), desc="MNIST", unit="file"):
         if (folder / name).exists():
             continue
-        with urllib.request.urlopen(source + name, timeout=60) as response:
-            content = response.read()
+        try:
+            with urllib.request.urlopen(source + name, timeout=60) as response:
+                content = response.read()
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{source}{name} cannot be fetched ({error}); put MNIST's files into {folder}"
+            ) from error
         if hashlib.sha256(content).hexdigest() != checksum:
             raise ValueError(f"{source}{name} is not MNIST's file: its SHA-256 is not {checksum}; nothing was kept")
         unfinished = folder / f"{name}.unfinished"
@@ -99,9 +104,10 @@ def mnist(folder: Path, part: str) -> Digits:
 
 
 def _idx(path: Path) -> np.ndarray:
-    content = gzip.decompress(path.read_bytes())
-    if hashlib.sha256(path.read_bytes()).hexdigest() != CHECKSUMS[path.name]:
+    compressed = path.read_bytes()
+    if hashlib.sha256(compressed).hexdigest() != CHECKSUMS[path.name]:
         raise ValueError(f"{path} is not MNIST's file: its SHA-256 differs; remove it and use --download")
+    content = gzip.decompress(compressed)
     dimensions = content[3]
     shape = np.frombuffer(content, ">i4", dimensions, offset=4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()

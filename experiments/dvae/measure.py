@@ -62,6 +62,7 @@ def _layer(run: Run, generator: torch.Generator) -> Callable[[], Any]:
 
 def _as_graph(call: Callable[[], Any], generator: torch.Generator) -> Callable[[], None]:
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()

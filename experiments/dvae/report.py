@@ -49,8 +49,9 @@ def settings_of(row: Row) -> Settings:
 
 
 def longest(rows: list[Row]) -> list[Row]:
-    """Those of the trainings with the most epochs."""
-    epochs = max(row["epochs"] for row in rows)
+    """Those of the longest trainings that have come to their end."""
+    complete = [row["epochs"] for row in rows if row["epoch"] == row["epochs"]]
+    epochs = max(complete or [row["epochs"] for row in rows])
     return [row for row in rows if row["epochs"] == epochs]
 
 

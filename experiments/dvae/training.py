@@ -198,29 +198,34 @@ def save(runs: list[Run], path: Path) -> None:
     """In one go: a run that is stopped while it writes keeps the file of before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    torch.save({f"{run.bottleneck}/{run.seed}": run.state() for run in runs}, unfinished)
+    others = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else {}
+    torch.save(others | {f"{run.bottleneck}/{run.seed}": run.state() for run in runs}, unfinished)
     os.replace(unfinished, path)
 
 
 def load(runs: list[Run], path: Path) -> None:
-    if path.exists():
-        states = torch.load(path, weights_only=True, map_location=runs[0].data.rows.device)
-        for run in runs:
-            if f"{run.bottleneck}/{run.seed}" in states:
-                run.load(states[f"{run.bottleneck}/{run.seed}"])
+    states = torch.load(path, weights_only=True, map_location=runs[0].data.rows.device) if path.exists() else {}
+    for run in runs:
+        if f"{run.bottleneck}/{run.seed}" in states:
+            run.load(states[f"{run.bottleneck}/{run.seed}"])
 
 
 @torch.no_grad()
-def examples(run: Run, test: Stacks, count: int) -> dict[str, np.ndarray]:
-    """For a picture: stacks, reconstructions, the three slots with the highest scores and the digits they mean."""
-    run.model.eval()
+def examples(run: Run, test: Stacks, count: int) -> dict[str, np.ndarray] | None:
+    """For a picture: stacks, reconstructions, the three slots with the highest scores and the digits they mean.
+
+    None for a model lost to NaN.
+    """
+    slots_of_digits = evaluate(run, test)["slots"]
+    if slots_of_digits is None:
+        return None
     generator = torch.Generator(test.rows.device).manual_seed(0)
     index = torch.arange(count, device=test.rows.device)
     images = test.at(index)
     out = run.model(images, generator)
     slots = out.theta.topk(STACKED).indices.sort().values
     stands_for = torch.empty(CLASSES, dtype=torch.int64)
-    stands_for[torch.tensor(evaluate(run, test)["slots"])] = torch.arange(CLASSES)
+    stands_for[torch.tensor(slots_of_digits)] = torch.arange(CLASSES)
     parts = out.parts.gather(1, slots[:, :, None, None].expand(-1, -1, *images.shape[1:]))
     as_bytes = {
         name: (255 * x.clamp(0, 1)).byte().cpu().numpy()
