@@ -46,7 +46,7 @@ def stack(size: int) -> tuple[Tensor, Tensor]:
     digits = load_digits()
     images, labels = torch.tensor(digits.images).float().flatten(1) / 16, torch.tensor(digits.target)
     chosen = torch.rand(size, 10).argsort(1)[:, :STACKED]
-    rows = torch.stack([torch.multinomial((labels == digit).float(), 1)[0] for digit in chosen.flatten()])
+    rows = torch.multinomial((labels == chosen.reshape(-1, 1)).float(), 1)
     return images[rows].view(size, STACKED, PIXELS).mean(1), torch.zeros(size, 10).scatter(1, chosen, 1.0)
 
 

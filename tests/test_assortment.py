@@ -475,6 +475,10 @@ def test_a_quick_run_writes_rows_times_and_a_figure(tmp_path):
         (["--replicas", "0"], "at least 1"),
     ],
 )
-def test_bad_arguments(arguments, message):
-    done = subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and message in done.stderr
+def test_bad_arguments(arguments, message, tmp_path, monkeypatch, capsys):
+    from experiments.assortment.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["assortment", *arguments, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert message in capsys.readouterr().err + str(stopped.value.code)

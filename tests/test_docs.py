@@ -86,14 +86,11 @@ def test_the_pyepo_example_learns(tmp_path):
     assert (tmp_path / "results" / "pyepo_knapsack.png").exists()
 
 
-def test_the_autoencoder_example_needs_its_prior(tmp_path):
+def test_the_autoencoder_example_does_not_collapse(tmp_path):
+    """Without its prior it recovers 31% of the digits, whatever the number of steps."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     assert len(AUTOENCODER.read_text().splitlines()) < 100
-    share, error = {}, {}
-    for prior in ("1", "0"):
-        text = run(str(AUTOENCODER), "--steps", "1500", "--prior", prior, folder=tmp_path)
-        share[prior] = float(re.search(r"(\d+)% of the digits recovered", text)[1])
-        error[prior] = float(re.search(r"squared error ([\d.]+)", text)[1])
-    assert share["1"] > share["0"] + 6 and error["1"] < error["0"]
+    text = run(str(AUTOENCODER), "--steps", "1500", folder=tmp_path)
+    assert float(re.search(r"(\d+)% of the digits recovered", text)[1]) > 36
     assert (tmp_path / "results" / "top_k_autoencoder.png").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from itertools import combinations
@@ -360,7 +361,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
 
 
 def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
@@ -373,7 +375,7 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
     rows = [(row["bottleneck"], row["seed"], row["epoch"]) for row in sweep.read(tmp_path / "dvae.jsonl")]
     assert sorted(rows) == sorted((name, 0, epoch) for name in ("Gini", "hard top-k, ST") for epoch in (1, 2))
     times = json.loads((tmp_path / "dvae_time.json").read_text())["rows"]
-    assert {row["bottleneck"] for row in times} == set(BOTTLENECKS)
+    assert [row["bottleneck"] for row in times] == ["Gini", "hard top-k, ST"]
     for figure in ("dvae_sum.png", "dvae_examples_sum.png"):
         assert (tmp_path / figure).stat().st_size > 10_000
     assert "hard top-k, ST" in done.stdout and "share" in done.stdout
@@ -393,6 +395,10 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
         (["report"], "run the part train first"),
     ],
 )
-def test_bad_arguments(arguments, message, tmp_path):
-    done = run_command(*arguments, "--output", str(tmp_path))
-    assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
+def test_bad_arguments(arguments, message, tmp_path, monkeypatch, capsys):
+    from experiments.dvae.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["dvae", *arguments, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert message in capsys.readouterr().err + str(stopped.value.code)

@@ -176,10 +176,14 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
         (["--jobs", "0"], "at least 1"),
     ],
 )
-def test_bad_arguments(arguments, message):
+def test_bad_arguments(arguments, message, monkeypatch, capsys):
     pytest.importorskip("pyepo")
-    done = subprocess.run(command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and message in done.stderr
+    from experiments.pyepo_knapsack import main
+
+    monkeypatch.setattr(sys, "argv", ["pyepo_knapsack", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert message in capsys.readouterr().err
 
 
 def test_the_data_is_that_of_the_paper():

@@ -45,7 +45,7 @@ def main() -> None:
         print("the time is up; the same command goes on from here")
         return
     if "time" in options.parts:
-        rows = measure(train, options.settings, options.seconds)
+        rows = measure(train, options.settings, options.bottlenecks, options.seconds)
         times_file.write_text(json.dumps({"environment": provenance(options), "rows": rows}, indent=1) + "\n")
     if "report" in options.parts:
         from experiments.dvae import report

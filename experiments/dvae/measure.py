@@ -9,18 +9,17 @@ import numpy as np
 import torch
 
 from benchmarks import timing
-from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.data import CLASSES, Stacks
 from experiments.dvae.training import Run, Settings
 
 IN_A_GRAPH = 20  # calls
 
 
-def measure(data: Stacks, settings: Settings, seconds: float) -> list[dict[str, Any]]:
+def measure(data: Stacks, settings: Settings, bottlenecks: list[str], seconds: float) -> list[dict[str, Any]]:
     """Steps and layers in turn, each alone on the device; on a GPU in CUDA graphs."""
     on_gpu = data.rows.device.type == "cuda"
     contestants: dict[tuple[str, str], Callable[[], Any]] = {}
-    for name in BOTTLENECKS:
+    for name in bottlenecks:
         run = Run(name, 0, data, settings)
         run.begin_epoch()
         generator = torch.Generator(data.rows.device).manual_seed(0)  # a graph needs one of its own
@@ -35,7 +34,7 @@ def measure(data: Stacks, settings: Settings, seconds: float) -> list[dict[str, 
             "layer_microseconds": timing.microseconds(times[name, "layer"]),
             "share": round(float(np.median(times[name, "layer"]) / np.median(times[name, "step"])), 4),
         }
-        for name in BOTTLENECKS
+        for name in bottlenecks
     ]
 
 
