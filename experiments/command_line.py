@@ -6,11 +6,13 @@ import argparse
 import sys
 from collections.abc import Collection, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from benchmarks import timing
 
 PARTS = ("train", "time", "report")
+RESULTS = Path(__file__).parent / "results"
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -30,6 +32,15 @@ def choose(
     if unknown:
         parser.error(f"no such {kind}: {'; '.join(unknown)}; there are {'; '.join(there)}")
     return list(chosen or there)
+
+
+def usual_output(options: argparse.Namespace) -> Path:
+    return RESULTS / "quick" if options.quick else RESULTS
+
+
+def to_page(options: argparse.Namespace) -> bool:
+    """Whether the tables go into README.md: those of the committed results, and no quick ones."""
+    return options.output.resolve() == RESULTS.resolve() and not options.quick
 
 
 def provenance(module: str, packages: Sequence[str], commit: str | None = None, **more: Any) -> dict[str, Any]:

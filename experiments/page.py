@@ -15,9 +15,10 @@ def rewrite(experiment: str, tables: str) -> None:
     """Puts tables between the marks of an experiment."""
     begin = f"<!-- {experiment}: begin. Rewritten by its part `report`; write above or below. -->"
     end = f"<!-- {experiment}: end -->"
-    if begin not in PAGE.read_text() or end not in PAGE.read_text():
+    old = PAGE.read_text()
+    if begin not in old or end not in old:
         raise SystemExit(f"{PAGE} needs the lines {begin} and {end}, between which the tables go")
-    before, rest = PAGE.read_text().split(begin)
+    before, rest = old.split(begin)
     PAGE.write_text(f"{before}{begin}\n\n{tables}\n\n{end}{rest.split(end)[1]}")
 
 

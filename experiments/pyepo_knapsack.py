@@ -31,7 +31,6 @@ from experiments import command_line, sweep
 from knapgrad.pyepo import knapsackModel, regularizedKnapsackFenchelYoung
 
 MODULE, PACKAGES = "experiments.pyepo_knapsack", ("numpy", "torch", "pyepo")
-RESULTS = Path(__file__).parent / "results"
 FEATURES = 5  # the paper does not say; PyEPO's examples have 5
 EPOCHS, BATCH, LEARNING_RATE, HIDDEN = 30, 32, 2e-3, 64
 PARTS = {"train": 10_000, "validation": 4_000, "test": 4_000}
@@ -271,6 +270,7 @@ def main() -> None:
     options = parse()
     rows_file, times_file = options.output / "pyepo_knapsack.jsonl", options.output / "pyepo_knapsack_time.json"
     options.output.mkdir(parents=True, exist_ok=True)
+    known = command_line.provenance(MODULE, PACKAGES, options.commit)
     if "train" in options.parts:
         tasks = [
             {"method": method, "n": n, "seed": seed, "epochs": options.epochs, "scale": options.scale}
@@ -279,21 +279,10 @@ def main() -> None:
             for method in options.methods
             if options.seeds or seed < SEEDS.get(n, 5)
         ]
-        sweep.run(
-            partial(recorded_train, known=command_line.provenance(MODULE, PACKAGES, options.commit)),
-            tasks,
-            rows_file,
-            options.jobs,
-            options.ray,
-        )
+        sweep.run(partial(recorded_train, known=known), tasks, rows_file, options.jobs, options.ray)
     if "time" in options.parts:
         rows = [row for n in options.items for row in measure(n, options.seconds, not options.quick)]
-        times_file.write_text(
-            json.dumps(
-                {"environment": command_line.provenance(MODULE, PACKAGES, options.commit), "rows": rows}, indent=1
-            )
-            + "\n"
-        )
+        times_file.write_text(json.dumps({"environment": known, "rows": rows}, indent=1) + "\n")
     if "report" in options.parts:
         from experiments import pyepo_report
 
@@ -301,7 +290,7 @@ def main() -> None:
         rows = [
             row for row in sweep.read(rows_file) if row["epochs"] == options.epochs and row["scale"] == options.scale
         ]
-        pyepo_report.write(rows, times, METHODS, options.output, to_page=options.output == RESULTS)
+        pyepo_report.write(rows, times, METHODS, options.output, command_line.to_page(options))
 
 
 def recorded_train(known: sweep.Row, **task: Any) -> sweep.Row:
@@ -325,7 +314,7 @@ def parse() -> argparse.Namespace:
         parser.error("--items, --seeds and --jobs must be at least 1")
     options.seeds = options.seeds or (1 if options.quick else None)
     options.epochs, options.scale, options.seconds = (2, 0.05, 0.5) if options.quick else (EPOCHS, 1.0, 20.0)
-    options.output = options.output or (RESULTS / "quick" if options.quick else RESULTS)
+    options.output = options.output or command_line.usual_output(options)
     return options
 
 

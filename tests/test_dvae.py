@@ -381,8 +381,13 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
     assert "hard top-k, ST" in done.stdout and "share" in done.stdout
     for checkpoint in (tmp_path / "checkpoints").iterdir():
         checkpoint.unlink()
+    path = tmp_path / "dvae.jsonl"
+    whole = path.read_text()
     again = run_command("train", *chosen)
-    assert again.returncode == 1 and "choose another --output" in again.stderr
+    assert again.returncode == 0 and path.read_text() == whole, again.stderr  # complete trainings are not run again
+    path.write_text("".join(line for line in whole.splitlines(keepends=True) if '"epoch": 2' not in line))
+    lost = run_command("train", *chosen)
+    assert lost.returncode == 1 and "choose another --output" in lost.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from experiments.assortment.policies import POLICIES
 from experiments.assortment.training import judge, train
 
 MODULE, PACKAGES = "experiments.assortment", ("numpy", "torch", "gymnasium")
-RESULTS = Path(__file__).parent.parent / "results"
 FULL = {"validations": 20, "validation_episodes": 1_000, "test_episodes": 10_000}
 QUICK = {"validations": 2, "validation_episodes": 20, "test_episodes": 100}
 
@@ -43,7 +42,6 @@ def main() -> None:
         sweep.run(make_row, tasks, rows_file, options.jobs)
         for task in tasks:
             checkpoint(options.output / "checkpoints", task).unlink(missing_ok=True)
-
     if "time" in options.parts:
         found = {
             "environment": provenance(options),
@@ -63,8 +61,7 @@ def main() -> None:
             for one in sweep.read(rows_file)
             if one["episodes"] in (0, options.episodes) and one["test_episodes"] == options.lengths["test_episodes"]
         ]
-        to_page = options.output.resolve() == RESULTS.resolve() and not options.quick
-        report.write(rows, times, options.output, to_page)
+        report.write(rows, times, options.output, command_line.to_page(options))
 
 
 def row(known: sweep.Row, checkpoints: Path, lengths: dict[str, int], **task: Any) -> sweep.Row:
@@ -103,7 +100,7 @@ def parse() -> argparse.Namespace:
     if min(options.replicas, options.groups, options.jobs, options.episodes) < 1:
         parser.error("--replicas, --groups, --jobs and --episodes must be at least 1")
     options.lengths, options.seconds = (QUICK, 0.5) if options.quick else (FULL, 20.0)
-    options.output = options.output or (RESULTS / "quick" if options.quick else RESULTS)
+    options.output = options.output or command_line.usual_output(options)
     return options
 
 

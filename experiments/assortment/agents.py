@@ -54,14 +54,14 @@ class Batch(NamedTuple):
 class Agent:
     """An actor and a critic in several replicas. What is annealed follows ``progress``, from 0 to 1."""
 
+    memory: int  # episodes
+    updates: int  # after each
+
     def __init__(self, replicas: int, settings: Settings, generator: torch.Generator) -> None:
         self.settings, self.generator, self.progress = settings, generator, 0.0
         self.actor, self.critic = Actor(replicas, generator), Critic(replicas, generator)
         self.parameters = [*self.actor.parameters(), *self.critic.parameters()]
         self.optimizer = torch.optim.Adam(self.parameters, lr=settings.learning_rate, fused=True)
-
-    memory: int
-    updates: int
 
     def act(self, observation: Tensor, constraint: kg.Knapsack) -> tuple[Tensor, Tensor, Tensor]:
         """What is displayed, the action and the scores, (replicas, batch, items) each."""
@@ -72,9 +72,6 @@ class Agent:
 
     def annealed(self, ends: tuple[float, float]) -> float:
         return ends[0] + (ends[1] - ends[0]) * self.progress
-
-    def noise(self, shape: torch.Size) -> Tensor:
-        return torch.randn(shape, generator=self.generator)
 
     def _step(self, output: Tensor, gradient: Tensor | None, values: Tensor, batch: Batch) -> None:
         """One step of Adam for both networks: along a gradient by an output of the actor, which may be a loss, and
@@ -169,7 +166,8 @@ class PPO(Agent):
 
     def act(self, observation: Tensor, constraint: kg.Knapsack) -> tuple[Tensor, Tensor, Tensor]:
         scores = self.actor(observation)
-        noisy = scores + self.annealed(self.settings.ppo_noise) * self.noise(scores.shape)
+        noise = torch.randn(scores.shape, generator=self.generator)
+        noisy = scores + self.annealed(self.settings.ppo_noise) * noise
         return kg.solve(masked(noisy, observation), constraint), noisy, scores
 
     def update(self, batch: Batch, constraint: kg.Knapsack) -> None:

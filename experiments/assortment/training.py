@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 import knapgrad as kg
+from experiments import checkpoint
 from experiments.assortment.agents import AGENTS, Agent, Batch, Settings, Structured, masked
 from experiments.assortment.environment import FEATURES, ITEMS, STEPS, Stores
 from experiments.assortment.networks import Actor
@@ -128,7 +128,6 @@ class Training:
         self.curve.append(row)
 
     def save(self, path: Path) -> None:
-        """In one go: a run that is stopped while it writes keeps the file of before."""
         state = {
             "settings": json.dumps(asdict(self.settings)),
             "actor": self.agent.actor.state_dict(),
@@ -139,10 +138,7 @@ class Training:
             "customers": json.dumps(self.stores.np_random.bit_generator.state),
             "progress": json.dumps([self.episode, self.seconds, self.curve]),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        torch.save(state, unfinished)
-        os.replace(unfinished, path)
+        checkpoint.save(state, path)
 
     def load(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
@@ -164,7 +160,7 @@ def train(
     replicas: int,
     seed: int,
     settings: Settings,
-    checkpoint: Path,
+    path: Path,
     validations: int,
     validation_episodes: int,
     test_episodes: int,
@@ -172,8 +168,8 @@ def train(
     """A whole training, from its checkpoint if there is one, and the test of what it came to."""
     torch.set_num_threads(1)  # trainings share the cores
     training = Training(agent, replicas, seed, settings)
-    if checkpoint.exists():
-        training.load(checkpoint)
+    if path.exists():
+        training.load(path)
     every = max(settings.episodes // validations, 1)
     with tqdm(total=settings.episodes, initial=training.episode, desc=agent, unit="episode", mininterval=2) as bar:
         while training.episode < settings.episodes:
@@ -181,7 +177,7 @@ def train(
             bar.update()
             if training.episode % every == 0 or training.episode == settings.episodes:
                 training.validate(validation_episodes)
-                training.save(checkpoint)
+                training.save(path)
                 bar.set_postfix(revenue=f"{np.mean(training.curve[-1]['revenue']):.1f}")
     found = revenues(training.agent, replicas, test_episodes, TEST_SEED)
     return {

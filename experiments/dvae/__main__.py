@@ -25,7 +25,6 @@ from experiments.dvae.measure import measure
 from experiments.dvae.training import Run, Settings, evaluate, examples, load, run_epoch, save
 
 MODULE = "experiments.dvae"
-RESULTS = Path(__file__).parent.parent / "results"
 KEY = ("bottleneck", "seed", "reconstruction", "prior", "epochs", "epoch")  # of a row
 QUICK = Settings(epochs=2, batch=16, train=96, test=64)
 
@@ -54,8 +53,7 @@ def main() -> None:
         rows = sweep.read(options.output / "dvae.jsonl")
         if not rows:
             raise SystemExit(f"{options.output / 'dvae.jsonl'} has no rows to report: run the part train first")
-        to_page = options.output.resolve() == RESULTS.resolve() and not options.quick
-        report.write(rows, times, options.output, to_page)
+        report.write(rows, times, options.output, command_line.to_page(options))
 
 
 def make_data(options: argparse.Namespace) -> tuple[data.Stacks, data.Stacks]:
@@ -75,11 +73,17 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
     variant = settings.reconstruction, settings.prior, settings.epochs
     deadline = time.monotonic() + 60 * options.minutes
     checkpoint = options.output / "checkpoints" / f"dvae-{settings.variant}-{settings.epochs}.pt"
-    runs = [Run(name, seed, train, settings) for seed in range(options.seeds) for name in options.bottlenecks]
-    load(runs, checkpoint)
     known, longest = provenance(options), 0.0
-    with sweep.alone(path), tqdm(total=settings.epochs * len(runs), desc="dvae", unit="epoch") as bar:
+    with sweep.alone(path):
         written = {tuple(row[name] for name in KEY) for row in sweep.mend(path)}
+        runs = [
+            Run(name, seed, train, settings)
+            for seed in range(options.seeds)
+            for name in options.bottlenecks
+            if (name, seed, *variant, settings.epochs) not in written  # what is in the file is not run again
+        ]
+        load(runs, checkpoint)
+        bar = tqdm(total=settings.epochs * len(runs), desc="dvae", unit="epoch")
         for run in runs:
             ahead = [row[-1] for row in written if row[:-1] == (run.bottleneck, run.seed, *variant)]
             if max(ahead, default=0) > run.epoch:
@@ -104,7 +108,8 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
                 return False
     shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}
     arrays = {f"{name}/{key}": array for name, found in shown.items() if found for key, array in found.items()}
-    np.savez_compressed(options.output / f"dvae_examples_{settings.variant}.npz", **arrays)
+    if arrays:
+        np.savez_compressed(options.output / f"dvae_examples_{settings.variant}.npz", **arrays)
     return True
 
 
@@ -147,7 +152,7 @@ def parse() -> argparse.Namespace:
         parser.error("--seeds and --epochs must be at least 1")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.seconds = 1.0 if options.quick else 20.0
-    options.output = options.output or (RESULTS / "quick" if options.quick else RESULTS)
+    options.output = options.output or command_line.usual_output(options)
     return options
 
 

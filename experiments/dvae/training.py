@@ -6,7 +6,6 @@ host cannot launch their kernels one by one as fast as the device runs them.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from experiments import checkpoint
 from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.data import CLASSES, STACKED, Stacks
 from experiments.dvae.model import Autoencoder
@@ -121,8 +121,8 @@ class Run:
     def load(self, state: Row) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"].cpu())
-        self.shuffling.set_state(state["shuffling"].cpu())
+        self.generator.set_state(state["generator"])
+        self.shuffling.set_state(state["shuffling"])
         self.epoch = state["epoch"]
 
 
@@ -195,16 +195,13 @@ def best_matching(choices: Tensor, digits: Tensor) -> Tensor:
 
 
 def save(runs: list[Run], path: Path) -> None:
-    """In one go: a run that is stopped while it writes keeps the file of before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
+    """Beside the models of the file that are not trained now."""
     others = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else {}
-    torch.save(others | {f"{run.bottleneck}/{run.seed}": run.state() for run in runs}, unfinished)
-    os.replace(unfinished, path)
+    checkpoint.save(others | {f"{run.bottleneck}/{run.seed}": run.state() for run in runs}, path)
 
 
 def load(runs: list[Run], path: Path) -> None:
-    states = torch.load(path, weights_only=True, map_location=runs[0].data.rows.device) if path.exists() else {}
+    states = torch.load(path, weights_only=True, map_location="cpu") if path.exists() else {}
     for run in runs:
         if f"{run.bottleneck}/{run.seed}" in states:
             run.load(states[f"{run.bottleneck}/{run.seed}"])
