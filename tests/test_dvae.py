@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -252,6 +253,40 @@ def test_an_epoch_sees_every_stack_once():
     assert sorted(run.order.flatten().tolist()) == list(range(20)) and run.steps == 5
 
 
+class FakeGraph:
+    """Makes its steps anew at each replay, as a CUDA graph does."""
+
+    def __init__(self, run: training.Run, steps: int) -> None:
+        self.run, self.steps = run, steps
+
+    def replay(self) -> None:
+        for _ in range(self.steps):
+            self.run.step()
+
+
+@pytest.mark.parametrize("steps_per_graph", [1, 2, 3, 100])
+def test_graphs_and_what_they_leave_over_make_whole_epochs(steps_per_graph, monkeypatch):
+    def capture(run, steps, warm_up=1):
+        run.graph = FakeGraph(run, steps)
+        run.step()
+        return warm_up
+
+    monkeypatch.setattr(training.Run, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    train, _ = tiny_data()
+    plain, graphs = ([training.Run(name, 0, train, TINY) for name in ("Gini", "Gumbel top-k, ST")] for _ in range(2))
+    for run in graphs:
+        run.stream = "a stream"
+    for _ in range(2):
+        training.run_epoch(plain)
+        training.run_epoch(graphs, steps_per_graph)
+    for expected, found in zip(plain, graphs):
+        assert int(found.at) == found.steps and found.epoch == 2
+        for a, b in zip(expected.model.parameters(), found.model.parameters()):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 def test_trainings_go_on_as_if_never_stopped(tmp_path):
     train, _ = tiny_data()
     names = ["Shannon, sampled (SIMPLE)", "Gumbel top-k, ST"]
@@ -289,6 +324,8 @@ def test_evaluation_counts_what_it_says():
     assert 3 < found["nonzeros"] < 10
     assert found["error"] == pytest.approx(float((out.image - images).square().sum((1, 2)).mean()), rel=1e-5)
     assert found["nonzeros"] == pytest.approx(float((out.y > 1e-6).sum(1).float().mean()))
+    assert found["positive"] == pytest.approx(float((out.y > 0).sum(1).float().mean()))
+    assert found["positive"] > found["nonzeros"]
     assert found["style_divergence"] == pytest.approx(float(out.style_divergence.mean()), rel=1e-5)
     divergence = kg.divergence(out.theta, kg.TopK(3), kg.Shannon())
     assert found["selection_divergence"] == pytest.approx(float(divergence.mean()), rel=1e-5)
@@ -397,6 +434,7 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
         (["--bottlenecks", "softmax"], "no such bottleneck: softmax"),
         (["--seeds", "0"], "at least 1"),
         (["train", "--data", "nowhere"], "MNIST is not in nowhere"),
+        (["--quick", "--data", "somewhere"], "leave out --data"),
         (["report"], "run the part train first"),
     ],
 )

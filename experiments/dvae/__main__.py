@@ -58,7 +58,7 @@ def main() -> None:
 
 def make_data(options: argparse.Namespace) -> tuple[data.Stacks, data.Stacks]:
     settings = options.settings
-    if options.quick and not options.data and not options.download:
+    if options.quick:
         train, test = data.small_digits()
     else:
         folder = data.download(options.data or data.CACHE) if options.download else data.find(options.data)
@@ -135,7 +135,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop in time, with a checkpoint (no limit)"
     )
-    parser.add_argument("--data", type=Path, help="folder with MNIST's four files (the usual places; quick: none)")
+    parser.add_argument("--data", type=Path, help="folder with MNIST's four files (the usual places)")
     parser.add_argument("--download", action="store_true", help=f"fetch MNIST into --data ({data.CACHE})")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="(cuda where there is one)")
     parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
@@ -150,6 +150,8 @@ def parse() -> argparse.Namespace:
         options.settings = replace(options.settings, epochs=options.epochs)
     if min(options.seeds, options.settings.epochs) < 1:
         parser.error("--seeds and --epochs must be at least 1")
+    if options.quick and (options.data or options.download):
+        parser.error("--quick has small digits of its own: leave out --data and --download")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.seconds = 1.0 if options.quick else 20.0
     options.output = options.output or command_line.usual_output(options)

@@ -16,13 +16,15 @@ from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.training import Settings
 
 Row = dict[str, Any]
-COLORS = dict(zip(BOTTLENECKS, plt.cm.tab10.colors))
-MEASURES = {
+DRAWN = {
     "error": "squared error of a test image",
-    "nonzeros": "non-zeros of y",
+    "nonzeros": "y above 1e-6",
     "style_divergence": "KL of the styles",
     "sets_recovered": "digit sets recovered",
 }
+TABULATED = DRAWN | {"positive": "y above 0", "digits_recovered": "digits recovered"}
+PAIRS = {"Gumbel top-k, ST": "hard top-k, ST"}  # of one colour in the curves, what is random dashed
+PAIRS |= {name: name.split(",")[0] for name in BOTTLENECKS if ", sampled" in name}
 
 
 def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
@@ -66,10 +68,11 @@ def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, 
 
 
 def final_table(rows: list[Row], variant: Settings) -> str:
+    measures = [measure for measure in TABULATED if measure in rows[0]]  # the first rows had fewer
     lines = []
     for name in BOTTLENECKS:
         cells = []
-        for measure in (*MEASURES, "digits_recovered"):
+        for measure in measures:
             epochs, found = curves(rows, name, measure)
             if len(epochs):
                 cells.append(cell(found[-1], measure))
@@ -80,9 +83,9 @@ def final_table(rows: list[Row], variant: Settings) -> str:
         f"**Squared errors of pixels as a {variant.reconstruction}"
         + (f", penalty from {variant.prior:g} to 0 in the first half" if variant.prior else "")
         + f"**, on the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds; those that ended in "
-        "NaN are counted apart. y counts as non-zero above 1e-6. Digits and sets of three are those with the highest "
-        "scores, in percent, under the best matching of slots to digits.\n\n"
-        + page.table(["bottleneck", *MEASURES.values(), "digits recovered"], lines)
+        "NaN are counted apart. y above a bound is how many of the ten slots have more. Digits and sets of three are "
+        "those with the highest scores, in percent, under the best matching of slots to digits.\n\n"
+        + page.table(["bottleneck", *(TABULATED[measure] for measure in measures)], lines)
     )
 
 
@@ -117,15 +120,21 @@ def time_table(times: Row) -> str:
 
 def draw_curves(rows: list[Row], path: Path) -> None:
     figure, panels = plt.subplots(1, 4, figsize=(20, 4.6), layout="constrained")
-    for axes, (measure, title) in zip(panels, MEASURES.items()):
+    colors = dict(zip([name for name in BOTTLENECKS if name not in PAIRS], plt.cm.tab10.colors))
+    for axes, (measure, title) in zip(panels, DRAWN.items()):
+        percent = 100 if "recovered" in measure else 1
         for name in BOTTLENECKS:
             epochs, found = curves(rows, name, measure)
             if len(epochs):
-                dashes = "--" if "ST" in name else ":" if "FSD" in name else "-"
-                axes.plot(epochs, np.nanmean(found, 1), dashes, color=COLORS[name], label=name)
-                axes.fill_between(epochs, np.nanmin(found, 1), np.nanmax(found, 1), color=COLORS[name], alpha=0.15)
+                color, dashes = colors[PAIRS.get(name, name)], "--" if name in PAIRS else "-"
+                axes.plot(epochs, percent * np.nanmean(found, 1), dashes, color=color, label=name)
+                low, high = percent * np.nanmin(found, 1), percent * np.nanmax(found, 1)
+                axes.fill_between(epochs, low, high, color=color, alpha=0.15)
         logarithmic = measure in ("error", "style_divergence")
+        title += ", percent" if percent == 100 else ""
         axes.set(title=title, xlabel="epochs", yscale="log" if logarithmic else "linear")
+        if not logarithmic:
+            axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=150)

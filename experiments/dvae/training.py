@@ -22,9 +22,10 @@ from experiments.dvae.model import Autoencoder
 
 Row = dict[str, Any]
 MEASURES = (
-    "error", "nonzeros", "style_divergence", "selection_divergence", "sets_recovered", "digits_recovered", "slots",
+    "error", "positive", "nonzeros", "style_divergence", "selection_divergence", "sets_recovered", "digits_recovered",
+    "slots",
 )  # fmt: skip
-NONZERO = 1e-6  # what counts as selected: rounding leaves that much
+NONZERO = 1e-6  # what counts as selected, beside all that is positive
 
 
 @dataclass(frozen=True)
@@ -165,26 +166,27 @@ def evaluate(run: Run, test: Stacks, batch: int = 2_000) -> Row:
     """Means over the test set, None for a model lost to NaN. What is sampled in training is sampled here too."""
     run.model.eval()
     generator = torch.Generator(test.rows.device).manual_seed(run.seed)
-    sums, choices = torch.zeros(4, device=test.rows.device), []
+    sums, choices = torch.zeros(5, device=test.rows.device), []
     for index in torch.arange(len(test.rows), device=test.rows.device).split(batch):
         images = test.at(index)
         out = run.model(images, generator)
         sums += torch.stack(
             [
                 (out.image - images).square().sum(),
-                (out.y > NONZERO).float().sum(),
+                (out.y > 0).sum(),
+                (out.y > NONZERO).sum(),
                 out.style_divergence.sum(),
                 run.model.bottleneck.penalty(out.theta).sum(),
             ]
         )
         choices.append(torch.zeros_like(out.y).scatter(1, out.theta.topk(STACKED).indices, 1.0))
-    error, nonzeros, style, selection = (sums / len(test.rows)).tolist()
+    error, *others = (sums / len(test.rows)).tolist()
     slots = best_matching(torch.cat(choices), test.digits)
     right = (torch.cat(choices)[:, slots] * test.digits).sum(-1)
     if not np.isfinite(error):
         return dict.fromkeys(MEASURES)
     recovered = float((right == STACKED).float().mean()), float(right.mean()) / STACKED
-    return dict(zip(MEASURES, (error, nonzeros, style, selection, *recovered, slots.tolist())))
+    return dict(zip(MEASURES, (error, *others, *recovered, slots.tolist())))
 
 
 def best_matching(choices: Tensor, digits: Tensor) -> Tensor:
