@@ -236,15 +236,15 @@ def test_the_selection_weight_rises_over_two_thirds():
     assert found == pytest.approx([0, 0.5e-5, 1e-5, 1e-5])
 
 
-def test_a_prior_falls_in_the_first_half():
-    run = training.Run(
-        "Gini", 0, tiny_data()[0], training.Settings(epochs=30, batch=4, prior=8.0, selection_weight=0.0)
-    )
-    found = []
+def test_a_prior_weights_both_divergences_in_the_first_half():
+    run = training.Run("Gini", 0, tiny_data()[0], training.Settings(epochs=30, batch=4, prior=8.0))
+    styles, selections = [], []
     for run.epoch in (0, 5, 10, 15, 29):
         run.begin_epoch()
-        found.append(float(run.selection_weight))
-    assert found == pytest.approx([8, 8 * 2 / 3, 8 / 3, 0, 0])
+        styles.append(float(run.style_weight))
+        selections.append(float(run.selection_weight))
+    assert styles == pytest.approx([8 + 1e-5, 16 / 3 + 1e-5, 8 / 3 + 1e-5, 1e-5, 1e-5])
+    assert selections == pytest.approx([8, 16 / 3 + 0.25e-5, 8 / 3 + 0.5e-5, 0.75e-5, 1e-5])
 
 
 def test_an_epoch_sees_every_stack_once():

@@ -131,7 +131,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="trainings of each (3; quick: 1)")
     parser.add_argument("--epochs", type=int, help=f"({Settings.epochs}; quick: {QUICK.epochs})")
     parser.add_argument("--reconstruction", choices=["sum", "mean"], default="sum", help="of squared errors (sum)")
-    parser.add_argument("--prior", type=float, default=0.0, help="weight of the penalty at first, which falls to 0 (0)")
+    parser.add_argument("--prior", type=float, default=0.0, help="weight of both divergences at first (0)")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop in time, with a checkpoint (no limit)"
     )

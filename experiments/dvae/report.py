@@ -81,7 +81,7 @@ def final_table(rows: list[Row], variant: Settings) -> str:
     seeds, epochs = len({row["seed"] for row in rows}), max(row["epoch"] for row in rows)
     return (
         f"**Squared errors of pixels as a {variant.reconstruction}"
-        + (f", penalty from {variant.prior:g} to 0 in the first half" if variant.prior else "")
+        + (f", both divergences weighted {variant.prior:g} at first" if variant.prior else "")
         + f"**, on the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds; those that ended in "
         "NaN are counted apart. y above a bound is how many of the ten slots have more. Digits and sets of three are "
         "those with the highest scores, in percent, under the best matching of slots to digits.\n\n"

@@ -33,8 +33,8 @@ class Settings:
     """The paper's appendix, and two things to vary.
 
     ``reconstruction``: its formula adds up the squared errors of an image's pixels, its text speaks of their mean,
-    which makes the other weights 784 times heavier. ``prior``: a weight of the penalty in the first epoch, beyond the
-    paper's, that falls to 0 in the first half of the training.
+    which makes the other weights 784 times heavier. ``prior``: beyond the paper, one weight of both divergences in
+    the first epoch, which falls to 0 in the first half of the training.
     """
 
     reconstruction: str = "sum"
@@ -69,7 +69,7 @@ class Run:
         self.steps = len(data.rows) // settings.batch  # in an epoch; what is left over waits for the next shuffle
         self.order = torch.zeros(self.steps, settings.batch, dtype=torch.int64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.selection_weight = torch.zeros((), device=device)
+        self.style_weight, self.selection_weight = torch.zeros(2, device=device)
         self.epoch = 0
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -80,7 +80,7 @@ class Run:
         error = (out.image - images).square()
         loss = (
             (error.sum((1, 2)) if self.settings.reconstruction == "sum" else error.mean((1, 2)))
-            + self.settings.style_weight * out.style_divergence
+            + self.style_weight * out.style_divergence
             + self.selection_weight * self.model.bottleneck.penalty(out.theta)
         )
         self.optimizer.zero_grad(set_to_none=True)
@@ -90,8 +90,9 @@ class Run:
 
     def begin_epoch(self) -> None:
         settings, done = self.settings, self.epoch / self.settings.epochs
-        rising, falling = min(1.5 * done, 1.0), max(1 - 2 * done, 0.0)
-        self.selection_weight.fill_(settings.selection_weight * rising + settings.prior * falling)
+        rising, prior = min(1.5 * done, 1.0), settings.prior * max(1 - 2 * done, 0.0)
+        self.style_weight.fill_(settings.style_weight + prior)
+        self.selection_weight.fill_(settings.selection_weight * rising + prior)
         order = torch.randperm(len(self.data.rows), generator=self.shuffling)[: self.order.numel()]
         self.order.copy_(order.view_as(self.order))
         self.at.zero_()
