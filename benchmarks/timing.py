@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import random
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def environment(command: list[str], module: str = "benchmarks") -> dict[str, Any
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": " ".join(["python", "-m", module, *command]),
+        "command": shlex.join(["python", "-m", module, *command]),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",

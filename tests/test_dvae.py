@@ -384,7 +384,7 @@ def test_the_table_is_of_complete_trainings_and_counts_nan():
     rows += [row("Gini", 0, 50, 1, 99.0)]  # a longer training that was stopped
     mine = report.longest(rows)
     table = report.final_table(mine, training.Settings())
-    assert "after 2 epochs" in table and "99" not in table
+    assert "2 epochs, 3 seeds" in table and "99" not in table
     gini, hard = (next(line for line in table.splitlines() if name in line) for name in ("| Gini", "| hard"))
     assert "11.00 ± 2.48" in gini and "NaN" not in gini
     assert "21.00 ± 12.71 (1 NaN)" in hard

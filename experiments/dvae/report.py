@@ -16,13 +16,17 @@ from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.training import Settings
 
 Row = dict[str, Any]
-DRAWN = {
-    "error": "squared error of a test image",
+TITLES = {
+    "error": "squared error",
+    "positive": "y above 0",
     "nonzeros": "y above 1e-6",
     "style_divergence": "KL of the styles",
-    "sets_recovered": "digit sets recovered",
+    "sets_recovered": "sets recovered, percent",
+    "digits_recovered": "digits recovered, percent",
 }
-TABULATED = DRAWN | {"positive": "y above 0", "digits_recovered": "digits recovered"}
+EXPLANATION = """On the test set, after the last epoch: mean and 95% interval over seeds; those that ended in NaN are \
+counted apart. The error is the sum over an image's pixels. y above 0, and above 1e-6, is how many of the ten slots are.
+Digits, and sets of three, are those with the highest scores, under the best matching of slots to digits."""
 PAIRS = {"Gumbel top-k, ST": "hard top-k, ST"}  # of one colour in the curves, what is random dashed
 PAIRS |= {name: name.split(",")[0] for name in BOTTLENECKS if ", sampled" in name}
 
@@ -39,7 +43,7 @@ def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> No
         if examples.exists():
             figures.append(examples.with_suffix(".png"))
             draw_examples(dict(np.load(examples)), figures[-1])
-    text = "\n\n".join([*tables, *([time_table(times)] if times else [])])
+    text = "\n\n".join([EXPLANATION, *tables, *([time_table(times)] if times else [])])
     print(text)
     print(f"\nFigures: {', '.join(map(str, figures))}")
     if to_page:
@@ -67,25 +71,23 @@ def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, 
     return np.array(epochs), np.array([[found[epoch] for found in mine.values()] for epoch in epochs])
 
 
+def measured(rows: list[Row]) -> list[str]:
+    """Of TITLES: the first rows had fewer."""
+    return [measure for measure in TITLES if measure in rows[0]]
+
+
 def final_table(rows: list[Row], variant: Settings) -> str:
-    measures = [measure for measure in TABULATED if measure in rows[0]]  # the first rows had fewer
     lines = []
     for name in BOTTLENECKS:
-        cells = []
-        for measure in measures:
-            epochs, found = curves(rows, name, measure)
-            if len(epochs):
-                cells.append(cell(found[-1], measure))
-        if cells:
-            lines.append([name, *cells])
+        found = [curves(rows, name, measure)[1] for measure in measured(rows)]
+        if len(found[0]):
+            lines.append([name, *(cell(values[-1], measure) for values, measure in zip(found, measured(rows)))])
     seeds, epochs = len({row["seed"] for row in rows}), max(row["epoch"] for row in rows)
     return (
-        f"**Squared errors of pixels as a {variant.reconstruction}"
-        + (f", both divergences weighted {variant.prior:g} at first" if variant.prior else "")
-        + f"**, on the test set after {epochs} epochs: mean and 95% interval over {seeds} seeds; those that ended in "
-        "NaN are counted apart. y above a bound is how many of the ten slots have more. Digits and sets of three are "
-        "those with the highest scores, in percent, under the best matching of slots to digits.\n\n"
-        + page.table(["bottleneck", *(TABULATED[measure] for measure in measures)], lines)
+        f"**The loss has the {variant.reconstruction} of squared errors"
+        + (f", and both divergences, weighted {variant.prior:g} at first" if variant.prior else "")
+        + f"**, {epochs} epochs, {seeds} seeds:\n\n"
+        + page.table(["bottleneck", *(TITLES[measure] for measure in measured(rows))], lines)
     )
 
 
@@ -119,22 +121,23 @@ def time_table(times: Row) -> str:
 
 
 def draw_curves(rows: list[Row], path: Path) -> None:
+    selected = "positive" if "positive" in measured(rows) else "nonzeros"
     figure, panels = plt.subplots(1, 4, figsize=(20, 4.6), layout="constrained")
     colors = dict(zip([name for name in BOTTLENECKS if name not in PAIRS], plt.cm.tab10.colors))
-    for axes, (measure, title) in zip(panels, DRAWN.items()):
+    for axes, measure in zip(panels, ("error", selected, "style_divergence", "digits_recovered")):
         percent = 100 if "recovered" in measure else 1
         for name in BOTTLENECKS:
             epochs, found = curves(rows, name, measure)
             if len(epochs):
-                color, dashes = colors[PAIRS.get(name, name)], "--" if name in PAIRS else "-"
-                axes.plot(epochs, percent * np.nanmean(found, 1), dashes, color=color, label=name)
+                look = {"color": colors[PAIRS.get(name, name)], "linestyle": "--" if name in PAIRS else "-"}
+                axes.plot(epochs, percent * np.nanmean(found, 1), marker=".", label=name, **look)
                 low, high = percent * np.nanmin(found, 1), percent * np.nanmax(found, 1)
-                axes.fill_between(epochs, low, high, color=color, alpha=0.15)
-        logarithmic = measure in ("error", "style_divergence")
-        title += ", percent" if percent == 100 else ""
-        axes.set(title=title, xlabel="epochs", yscale="log" if logarithmic else "linear")
-        if not logarithmic:
-            axes.set_ylim(bottom=0)
+                axes.fill_between(epochs, low, high, color=look["color"], alpha=0.15)
+        axes.set(title=TITLES[measure], xlabel="epochs")
+        if measure in ("error", "style_divergence"):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, 10.5 if measure == selected else None)
         axes.grid(alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path, dpi=150)
