@@ -100,7 +100,8 @@ def commit() -> str:
 
     try:
         status = git("status", "--porcelain", "--untracked-files=all").splitlines()
-        changed = any(not line.endswith((".json", ".jsonl", ".png")) for line in status)  # results may have changed
+        results = (".json", ".jsonl", ".png", ".npz", " experiments/README.md")  # these may have changed
+        changed = any(not line.endswith(results) for line in status)
         return git("rev-parse", "--short=10", "HEAD") + (" with local changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

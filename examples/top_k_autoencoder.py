@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--prior", type=float, default=1.0, help="weight of the divergence at first (1; try 0)")
     parser.add_argument("--steps", type=int, default=4000, help="of training (4000)")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the network (0)")
-    parser.add_argument("--output", type=Path, default=Path("results"), help="folder for the figure")
+    parser.add_argument("--output", type=Path, default=Path("results"), help="of the figure (results)")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # such small networks are slower on several

@@ -27,11 +27,11 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
 def choose(
     parser: argparse.ArgumentParser, kind: str, chosen: Sequence[str] | None, there: Collection[str]
 ) -> list[str]:
-    """What was chosen, or all; what does not exist is an error that says what does."""
+    """What was chosen, once, or all; what does not exist is an error that says what does."""
     unknown = sorted(set(chosen or ()) - set(there))
     if unknown:
         parser.error(f"no such {kind}: {'; '.join(unknown)}; there are {'; '.join(there)}")
-    return list(chosen or there)
+    return list(dict.fromkeys(chosen or there))
 
 
 def usual_output(options: argparse.Namespace) -> Path:

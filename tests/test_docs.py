@@ -87,7 +87,7 @@ def test_the_pyepo_example_learns(tmp_path):
 
 
 def test_the_autoencoder_example_does_not_collapse(tmp_path):
-    """Without its prior it recovers 31% of the digits, whatever the number of steps."""
+    """Without its prior, this seed recovers 31% of the digits, whatever the number of steps."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     assert len(AUTOENCODER.read_text().splitlines()) < 100

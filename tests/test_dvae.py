@@ -25,7 +25,7 @@ from scipy.optimize import minimize  # noqa: E402
 import knapgrad as kg  # noqa: E402
 from experiments import sweep  # noqa: E402
 from experiments.dvae import data, report, training  # noqa: E402
-from experiments.dvae.bottlenecks import BOTTLENECKS, SparseSoftMask  # noqa: E402
+from experiments.dvae.bottlenecks import BOTTLENECKS, SparseSoftMask, StraightThrough  # noqa: E402
 from experiments.dvae.model import Autoencoder  # noqa: E402
 
 TINY = training.Settings(epochs=3, batch=4, train=20, test=12)
@@ -183,6 +183,13 @@ def test_straight_through_passes_the_gradient_on(name):
     assert set(y.round(decimals=5).unique().tolist()) == {0.0, 1.0}
     if name.startswith("hard"):
         assert (theta[y > 0.5].view(20, 3).min(1).values >= theta[y < 0.5].view(20, 7).max(1).values).all()
+
+
+def test_gumbel_noise_draws_from_the_softmax_of_scores():
+    theta, size = torch.tensor([0.0, 1.0, -0.5, 0.3]), 40_000
+    layer = StraightThrough(1, temperature=0.5)
+    shares = layer(theta.expand(size, -1), generator()).mean(0)
+    torch.testing.assert_close(shares, (theta / 0.5).softmax(-1), rtol=0, atol=4 * 0.5 / size**0.5)
 
 
 # Model and training.
@@ -346,12 +353,52 @@ def test_a_model_that_is_lost_to_nan_has_no_measures_and_no_picture():
     assert set(training.evaluate(run, test).values()) == {None} and training.examples(run, test, 2) is None
 
 
+def test_what_is_not_finite_has_no_measure():
+    train, test = tiny_data()
+    run = training.Run("Gini", 0, train, TINY)
+    with torch.no_grad():
+        run.model.style.bias.view(10, 2, 32)[:, 1] = 90.0  # log-variances: exp(90) is beyond float32, exp(45) is not
+    found = training.evaluate(run, test)
+    assert found["style_divergence"] is None and found["error"] > 0
+    json.dumps(found, allow_nan=False)
+
+
+def test_evaluation_in_parts_is_the_same():
+    train, test = tiny_data()
+    run = training.Run("Tsallis", 0, train, TINY)
+    whole, parts = training.evaluate(run, test), training.evaluate(run, test, batch=5)
+    for measure in ("positive", "nonzeros", "selection_divergence", "sets_recovered", "digits_recovered", "slots"):
+        assert parts[measure] == pytest.approx(whole[measure])
+
+
 def test_a_picture_has_the_slots_with_the_highest_scores():
     train, test = tiny_data()
-    found = training.examples(training.Run("Gini", 0, train, TINY), test, 2)
-    assert found["parts"].shape == (2, 3, 28, 28) and found["digits"].shape == (2, 3)
-    images = (255 * test.at(torch.arange(2))).byte().numpy()
-    np.testing.assert_array_equal(found["images"], images)
+    run = training.Run("Gini", 0, train, TINY)
+    with torch.no_grad():
+        run.model.select.weight.mul_(100)  # different slots for different stacks
+    found, slots_of_digits = training.examples(run, test, 4), training.evaluate(run, test)["slots"]
+    images = test.at(torch.arange(4))
+    with torch.no_grad():
+        out = run.model(images, generator(0))
+    best = [sorted(theta.topk(3).indices.tolist()) for theta in out.theta]
+    assert len(set(map(tuple, best))) > 1
+    assert found["digits"].tolist() == [[slots_of_digits.index(slot) for slot in slots] for slots in best]
+    assert found["truth"].tolist() == test.digits[:4].tolist()
+    for key, expected in (
+        ("images", images),
+        ("reconstructions", out.image),
+        ("parts", torch.stack([parts[slots] for parts, slots in zip(out.parts, best)])),
+    ):
+        np.testing.assert_array_equal(found[key], (255 * expected).byte().numpy())
+
+
+def test_pictures_are_added_to_those_of_other_layers(tmp_path):
+    from experiments.dvae.__main__ import add_examples
+
+    add_examples({"Gini": {"truth": np.zeros(2)}, "hard top-k, ST": None}, tmp_path / "examples.npz")
+    add_examples({"Tsallis": {"truth": np.ones(2)}}, tmp_path / "examples.npz")
+    found = np.load(tmp_path / "examples.npz")
+    assert sorted(found) == ["Gini/truth", "Tsallis/truth"] and found["Tsallis/truth"].sum() == 2
 
 
 def test_a_checkpoint_keeps_the_models_that_are_not_trained_now(tmp_path):
@@ -381,13 +428,15 @@ def row(bottleneck: str, seed: int, epochs: int, epoch: int, error: float | None
 def test_the_table_is_of_complete_trainings_and_counts_nan():
     rows = [row("Gini", seed, 2, epoch, 10.0 + seed) for seed in range(3) for epoch in (1, 2)]
     rows += [row("hard top-k, ST", seed, 2, 2, [None, 20.0, 22.0][seed]) for seed in range(3)]
-    rows += [row("Gini", 0, 50, 1, 99.0)]  # a longer training that was stopped
-    mine = report.longest(rows)
-    table = report.final_table(mine, training.Settings())
+    rows += [row("Gumbel top-k, ST", seed, 2, 2, None) for seed in range(3)]
+    rows += [row("Tsallis", seed, 2, 2, 30.0 + seed) for seed in range(2)] + [row("Tsallis", 2, 2, 1, 99.0)]
+    table = report.final_table(rows, training.Settings(epochs=2))
+    lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
     assert "2 epochs, 3 seeds" in table and "99" not in table
-    gini, hard = (next(line for line in table.splitlines() if name in line) for name in ("| Gini", "| hard"))
-    assert "11.00 ± 2.48" in gini and "NaN" not in gini
-    assert "21.00 ± 12.71 (1 NaN)" in hard
+    assert "11.00 ± 2.48" in lines["Gini"] and "NaN" not in lines["Gini"]
+    assert "21.00 ± 12.71 (1 NaN)" in lines["hard top-k, ST"]
+    assert "– (3 NaN)" in lines["Gumbel top-k, ST"]
+    assert "30.50 ± 6.35" in lines["Tsallis, 2 seeds"]
 
 
 # The whole.
@@ -413,7 +462,7 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
     assert sorted(rows) == sorted((name, 0, epoch) for name in ("Gini", "hard top-k, ST") for epoch in (1, 2))
     times = json.loads((tmp_path / "dvae_time.json").read_text())["rows"]
     assert [row["bottleneck"] for row in times] == ["Gini", "hard top-k, ST"]
-    for figure in ("dvae_sum.png", "dvae_examples_sum.png"):
+    for figure in ("dvae_sum-2.png", "dvae_examples_sum-2.png"):
         assert (tmp_path / figure).stat().st_size > 10_000
     assert "hard top-k, ST" in done.stdout and "share" in done.stdout
     for checkpoint in (tmp_path / "checkpoints").iterdir():
@@ -427,12 +476,31 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
     assert lost.returncode == 1 and "choose another --output" in lost.stderr
 
 
+def test_a_run_that_is_killed_between_checkpoint_and_rows_goes_on(tmp_path, monkeypatch):
+    from experiments.dvae import __main__ as dvae
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    chosen = ["train", "--quick", "--device", "cpu", "--bottlenecks", "hard top-k, ST", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["dvae", *chosen])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(dvae, "evaluate", killed)
+        dvae.main()
+    assert sweep.read(tmp_path / "dvae.jsonl") == []
+    dvae.main()
+    assert [row["epoch"] for row in sweep.read(tmp_path / "dvae.jsonl")] == [1, 2]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["trian"], "no such part: trian"),
         (["--bottlenecks", "softmax"], "no such bottleneck: softmax"),
         (["--seeds", "0"], "at least 1"),
+        (["--prior", "-1"], "--prior must be"),
+        (["--prior", "nan"], "--prior must be"),
+        pytest.param(["--device", "cuda"], "no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="")),
         (["train", "--data", "nowhere"], "MNIST is not in nowhere"),
         (["--quick", "--data", "somewhere"], "leave out --data"),
         (["report"], "run the part train first"),

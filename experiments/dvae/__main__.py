@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,16 +27,19 @@ from experiments.dvae.training import Run, Settings, evaluate, examples, load, r
 
 MODULE = "experiments.dvae"
 KEY = ("bottleneck", "seed", "reconstruction", "prior", "epochs", "epoch")  # of a row
+PLACES = " or ".join(map(str, data.USUAL_PLACES))
 QUICK = Settings(epochs=2, batch=16, train=96, test=64)
 
 
 def main() -> None:
     options = parse()
     options.output.mkdir(parents=True, exist_ok=True)
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
     times_file = options.output / "dvae_time.json"
     if {"train", "time"} & set(options.parts):
+        if options.device == "cuda":
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams that do not wait for each other
+            torch.backends.cudnn.benchmark = True
+            torch.set_float32_matmul_precision("high")
         try:
             train, test = make_data(options)
         except (FileNotFoundError, ValueError) as error:
@@ -72,7 +76,7 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
     settings, path = options.settings, options.output / "dvae.jsonl"
     variant = settings.reconstruction, settings.prior, settings.epochs
     deadline = time.monotonic() + 60 * options.minutes
-    checkpoint = options.output / "checkpoints" / f"dvae-{settings.variant}-{settings.epochs}.pt"
+    checkpoint = options.output / "checkpoints" / f"dvae-{settings.variant}.pt"
     known, longest = provenance(options), 0.0
     with sweep.alone(path):
         written = {tuple(row[name] for name in KEY) for row in sweep.mend(path)}
@@ -83,39 +87,51 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
             if (name, seed, *variant, settings.epochs) not in written  # what is in the file is not run again
         ]
         load(runs, checkpoint)
-        bar = tqdm(total=settings.epochs * len(runs), desc="dvae", unit="epoch")
         for run in runs:
-            ahead = [row[-1] for row in written if row[:-1] == (run.bottleneck, run.seed, *variant)]
-            if max(ahead, default=0) > run.epoch:
+            last = max((row[-1] for row in written if row[:-1] == (run.bottleneck, run.seed, *variant)), default=0)
+            if last > run.epoch:
                 raise SystemExit(
-                    f"{path} has rows of {run.bottleneck}, seed {run.seed}, up to epoch {max(ahead)}, but "
+                    f"{path} has rows of {run.bottleneck}, seed {run.seed}, up to epoch {last}, but "
                     f"{checkpoint} ends at {run.epoch}: choose another --output, or remove those rows"
                 )
-        bar.update(sum(run.epoch for run in runs))
-        while left := [run for run in runs if run.epoch < settings.epochs]:
-            start = time.monotonic()
-            run_epoch(left)
-            bar.update(len(left))
-            for run in left:
+
+        def write_rows(evaluated_now: list[Run]) -> None:
+            for run in evaluated_now:
                 key = run.bottleneck, run.seed, *variant, run.epoch
-                if evaluated(run.epoch, settings.epochs) and key not in written:
+                if key not in written:
                     sweep.append(path, dict(zip(KEY, key)) | evaluate(run, test) | known)
-            longest = max(longest, time.monotonic() - start)
-            out_of_time = time.monotonic() + 1.5 * longest > deadline
-            if out_of_time or any(evaluated(run.epoch, settings.epochs) for run in left):
-                save(runs, checkpoint)
-            if out_of_time and any(run.epoch < settings.epochs for run in left):
-                return False
+
+        write_rows([run for run in runs if is_evaluated(run.epoch, settings.epochs)])  # a run was stopped before it
+        with tqdm(total=settings.epochs * len(runs), desc="dvae", unit="epoch") as bar:
+            bar.update(sum(run.epoch for run in runs))
+            while left := [run for run in runs if run.epoch < settings.epochs]:
+                start = time.monotonic()
+                run_epoch(left)
+                bar.update(len(left))
+                now = [run for run in left if is_evaluated(run.epoch, settings.epochs)]
+                out_of_time = time.monotonic() + 1.5 * max(longest, time.monotonic() - start) > deadline
+                if now or out_of_time:
+                    save(runs, checkpoint)  # before the rows: they can be written again, an epoch is not run again
+                write_rows(now)
+                longest = max(longest, time.monotonic() - start)
+                if out_of_time and any(run.epoch < settings.epochs for run in left):
+                    return False
     shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}
-    arrays = {f"{name}/{key}": array for name, found in shown.items() if found for key, array in found.items()}
-    if arrays:
-        np.savez_compressed(options.output / f"dvae_examples_{settings.variant}.npz", **arrays)
+    add_examples(shown, options.output / f"dvae_examples_{settings.variant}.npz")
     return True
 
 
-def evaluated(epoch: int, epochs: int) -> bool:
+def add_examples(shown: dict[str, dict[str, np.ndarray] | None], path: Path) -> None:
+    """To those of other hidden layers in the file."""
+    arrays = {f"{name}/{key}": array for name, found in shown.items() if found for key, array in found.items()}
+    if arrays:
+        others = dict(np.load(path)) if path.exists() else {}
+        np.savez_compressed(path, **(others | arrays))
+
+
+def is_evaluated(epoch: int, epochs: int) -> bool:
     """After the first five epochs, every fifth, and the last."""
-    return epoch <= 5 or epoch % 5 == 0 or epoch == epochs
+    return epoch > 0 and (epoch <= 5 or epoch % 5 == 0 or epoch == epochs)
 
 
 def provenance(options: argparse.Namespace) -> sweep.Row:
@@ -131,11 +147,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="trainings of each (3; quick: 1)")
     parser.add_argument("--epochs", type=int, help=f"({Settings.epochs}; quick: {QUICK.epochs})")
     parser.add_argument("--reconstruction", choices=["sum", "mean"], default="sum", help="of squared errors (sum)")
-    parser.add_argument("--prior", type=float, default=0.0, help="weight of both divergences at first (0)")
+    parser.add_argument("--prior", type=float, default=0.0, help="weight of both divergences that falls to 0 (0)")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="stop in time, with a checkpoint (no limit)"
+        "--minutes", type=float, default=float("inf"), help="of training, then stop with a checkpoint (no limit)"
     )
-    parser.add_argument("--data", type=Path, help="folder with MNIST's four files (the usual places)")
+    parser.add_argument("--data", type=Path, help=f"folder with MNIST's four files ({PLACES})")
     parser.add_argument("--download", action="store_true", help=f"fetch MNIST into --data ({data.CACHE})")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="(cuda where there is one)")
     parser.add_argument("--output", type=Path, help="folder of the results (experiments/results; quick: quick in it)")
@@ -150,6 +166,10 @@ def parse() -> argparse.Namespace:
         options.settings = replace(options.settings, epochs=options.epochs)
     if min(options.seeds, options.settings.epochs) < 1:
         parser.error("--seeds and --epochs must be at least 1")
+    if not 0 <= options.prior < float("inf"):
+        parser.error("--prior must be a number of at least 0")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU here; leave it out or choose cpu")
     if options.quick and (options.data or options.download):
         parser.error("--quick has small digits of its own: leave out --data and --download")
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

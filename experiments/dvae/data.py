@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import os
 import urllib.request
 from pathlib import Path
@@ -86,7 +87,7 @@ def download(folder: Path = CACHE, source: str = SOURCE) -> Path:
         try:
             with urllib.request.urlopen(source + name, timeout=60) as response:
                 content = response.read()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise FileNotFoundError(
                 f"{source}{name} cannot be fetched ({error}); put MNIST's files into {folder}"
             ) from error

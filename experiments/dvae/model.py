@@ -52,7 +52,7 @@ class Autoencoder(nn.Module):
         )
 
     def forward(self, images: Tensor, generator: torch.Generator) -> Output:
-        """On a GPU encoder and decoder compute in bfloat16, all between them in float32."""
+        """On a GPU encoder and decoder compute in bfloat16; what is between them is float32, its products TF32."""
         batch = len(images)
         half = torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda)
         with half:

@@ -24,9 +24,12 @@ TITLES = {
     "sets_recovered": "sets recovered, percent",
     "digits_recovered": "digits recovered, percent",
 }
-EXPLANATION = """On the test set, after the last epoch: mean and 95% interval over seeds; those that ended in NaN are \
-counted apart. The error is the sum over an image's pixels. y above 0, and above 1e-6, is how many of the ten slots are.
-Digits, and sets of three, are those with the highest scores, under the best matching of slots to digits."""
+EXPLANATION = (
+    "On the test set, after the last epoch: mean and 95% interval over seeds; those that ended in NaN are counted "
+    "apart. The error is the sum over an image's pixels. y above 0, and above 1e-6, are how many of the ten "
+    "slots are. Digits, and sets of three, are those with the highest scores, under the best matching of slots to "
+    "digits. FSD is the sparse soft top-k, ST straight-through."
+)
 PAIRS = {"Gumbel top-k, ST": "hard top-k, ST"}  # of one colour in the curves, what is random dashed
 PAIRS |= {name: name.split(",")[0] for name in BOTTLENECKS if ", sampled" in name}
 
@@ -35,7 +38,7 @@ def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> No
     """Prints the tables, draws the figures, and puts the tables into the page: for each variant of the loss."""
     tables, figures = [], []
     for variant in dict.fromkeys(map(settings_of, rows)):
-        mine = longest([row for row in rows if settings_of(row) == variant])
+        mine = [row for row in rows if settings_of(row) == variant]
         tables.append(final_table(mine, variant))
         figures.append(folder / f"dvae_{variant.variant}.png")
         draw_curves(mine, figures[-1])
@@ -51,14 +54,7 @@ def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> No
 
 
 def settings_of(row: Row) -> Settings:
-    return Settings(reconstruction=row["reconstruction"], prior=row["prior"])
-
-
-def longest(rows: list[Row]) -> list[Row]:
-    """Those of the longest trainings that have come to their end."""
-    complete = [row["epochs"] for row in rows if row["epoch"] == row["epochs"]]
-    epochs = max(complete or [row["epochs"] for row in rows])
-    return [row for row in rows if row["epochs"] == epochs]
+    return Settings(reconstruction=row["reconstruction"], prior=row["prior"], epochs=row["epochs"])
 
 
 def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
@@ -73,31 +69,35 @@ def curves(rows: list[Row], bottleneck: str, measure: str) -> tuple[np.ndarray, 
 
 def measured(rows: list[Row]) -> list[str]:
     """Of TITLES: the first rows had fewer."""
-    return [measure for measure in TITLES if measure in rows[0]]
+    return [measure for measure in TITLES if all(measure in row for row in rows)]
 
 
 def final_table(rows: list[Row], variant: Settings) -> str:
+    """Of trainings that have come to their end."""
+    ended = [row for row in rows if row["epoch"] == variant.epochs]
+    seeds = len({row["seed"] for row in ended})
     lines = []
     for name in BOTTLENECKS:
-        found = [curves(rows, name, measure)[1] for measure in measured(rows)]
-        if len(found[0]):
-            lines.append([name, *(cell(values[-1], measure) for values, measure in zip(found, measured(rows)))])
-    seeds, epochs = len({row["seed"] for row in rows}), max(row["epoch"] for row in rows)
+        mine = [row for row in ended if row["bottleneck"] == name]
+        cells = [cell([row[measure] for row in mine], measure) for measure in measured(rows)]
+        fewer = f", {len(mine)} seeds" if len(mine) < seeds else ""
+        lines += [[name + fewer, *cells]] if mine else []
     return (
         f"**The loss has the {variant.reconstruction} of squared errors"
         + (f", and both divergences, weighted {variant.prior:g} at first" if variant.prior else "")
-        + f"**, {epochs} epochs, {seeds} seeds:\n\n"
+        + f"**, {variant.epochs} epochs, {seeds} seeds:\n\n"
         + page.table(["bottleneck", *(TITLES[measure] for measure in measured(rows))], lines)
     )
 
 
-def cell(found: np.ndarray, measure: str) -> str:
-    finite = found[np.isfinite(found)]
+def cell(found: list[float | None], measure: str) -> str:
+    finite = [value for value in found if value is not None]
     percent = 100 if "recovered" in measure else 1
     mean, half = (percent * x for x in page.interval(finite))
     digits = 1 if percent == 100 else 0 if mean > 100 else 2
     lost = f" ({len(found) - len(finite)} NaN)" if len(finite) < len(found) else ""
-    return (f"{mean:,.{digits}f} ± {half:,.{digits}f}" if len(finite) > 1 else f"{mean:,.{digits}f}") + lost
+    spread = f" ± {half:,.{digits}f}" if len(finite) > 1 else ""
+    return (f"{mean:,.{digits}f}{spread}" if finite else "–") + lost
 
 
 def time_table(times: Row) -> str:

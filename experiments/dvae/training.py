@@ -49,7 +49,8 @@ class Settings:
 
     @property
     def variant(self) -> str:
-        return self.reconstruction + (f"-prior-{self.prior:g}" if self.prior else "")
+        """In the names of files."""
+        return f"{self.reconstruction}{f'-prior-{self.prior:g}' if self.prior else ''}-{self.epochs}"
 
 
 class Run:
@@ -164,7 +165,10 @@ def _run_graphs(runs: list[Run], steps_per_graph: int) -> None:
 
 @torch.no_grad()
 def evaluate(run: Run, test: Stacks, batch: int = 2_000) -> Row:
-    """Means over the test set, None for a model lost to NaN. What is sampled in training is sampled here too."""
+    """Means over the test set, None for what is not finite and for a model lost to NaN.
+
+    What is sampled in training is sampled here too.
+    """
     run.model.eval()
     generator = torch.Generator(test.rows.device).manual_seed(run.seed)
     sums, choices = torch.zeros(5, device=test.rows.device), []
@@ -182,12 +186,14 @@ def evaluate(run: Run, test: Stacks, batch: int = 2_000) -> Row:
         )
         choices.append(torch.zeros_like(out.y).scatter(1, out.theta.topk(STACKED).indices, 1.0))
     error, *others = (sums / len(test.rows)).tolist()
-    slots = best_matching(torch.cat(choices), test.digits)
-    right = (torch.cat(choices)[:, slots] * test.digits).sum(-1)
     if not np.isfinite(error):
         return dict.fromkeys(MEASURES)
+    chosen = torch.cat(choices)
+    slots = best_matching(chosen, test.digits)
+    right = (chosen[:, slots] * test.digits).sum(-1)
     recovered = float((right == STACKED).float().mean()), float(right.mean()) / STACKED
-    return dict(zip(MEASURES, (error, *others, *recovered, slots.tolist())))
+    means = [mean if np.isfinite(mean) else None for mean in (error, *others, *recovered)]
+    return dict(zip(MEASURES, (*means, slots.tolist())))
 
 
 def best_matching(choices: Tensor, digits: Tensor) -> Tensor:
@@ -214,7 +220,7 @@ def load(runs: list[Run], path: Path) -> None:
 def examples(run: Run, test: Stacks, count: int) -> dict[str, np.ndarray] | None:
     """For a picture: stacks, reconstructions, the three slots with the highest scores and the digits they mean.
 
-    None for a model lost to NaN.
+    A relaxed selection may have more slots. None for a model lost to NaN.
     """
     slots_of_digits = evaluate(run, test)["slots"]
     if slots_of_digits is None:
