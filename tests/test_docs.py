@@ -87,10 +87,10 @@ def test_the_pyepo_example_learns(tmp_path):
 
 
 def test_the_autoencoder_example_does_not_collapse(tmp_path):
-    """Without its prior, this seed recovers 31% of the digits, whatever the number of steps."""
+    """Without its prior, this seed recovers 31% of the digits, whatever the number of steps, and 49% with it."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     assert len(AUTOENCODER.read_text().splitlines()) < 100
-    text = run(str(AUTOENCODER), "--steps", "1500", folder=tmp_path)
-    assert float(re.search(r"(\d+)% of the digits recovered", text)[1]) > 36
+    text = run(str(AUTOENCODER), "--steps", "1500", "--seed", "2", folder=tmp_path)
+    assert float(re.search(r"(\d+)% of the digits recovered", text)[1]) > 40
     assert (tmp_path / "results" / "top_k_autoencoder.png").exists()
