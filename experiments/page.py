@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -28,6 +29,14 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     if len(found) < 2:
         return float(found.mean()) if len(found) else float("nan"), float("nan")
     return float(found.mean()), float(stats.t.ppf(0.975, len(found) - 1) * stats.sem(found))
+
+
+def origin(environment: dict[str, Any]) -> str:
+    """Where and by what a result was made, to stand below its table."""
+    machine = environment.get("device") or f"{environment['cpu']}, {environment['cores']} cores"
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    made = f"`{environment['command']}`, commit {environment['commit']}, {environment['date'][:10]}"
+    return f"*{machine}, Python {environment['python']}, {versions}; {made}.*"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -286,7 +286,7 @@ def main() -> None:
     if "report" in options.parts:
         from experiments import pyepo_report
 
-        times = json.loads(times_file.read_text())["rows"] if times_file.exists() else []
+        times = json.loads(times_file.read_text()) if times_file.exists() else None
         rows = [
             row for row in sweep.read(rows_file) if row["epochs"] == options.epochs and row["scale"] == options.scale
         ]

@@ -17,13 +17,13 @@ Row = dict[str, Any]
 MEASURES = {"test_regret": "with true values to validate", "test_regret_without_values": "decisions alone"}
 
 
-def write(rows: list[Row], times: list[Row], methods: dict[str, Any], folder: Path, to_page: bool) -> None:
+def write(rows: list[Row], times: Row | None, methods: dict[str, Any], folder: Path, to_page: bool) -> None:
     """Prints the tables, draws the figure, and puts the tables into the page."""
     tables = "\n\n".join(
         [regret_table(rows, methods), paired_table(rows, methods), *([time_table(times)] if times else [])]
     )
     print(tables)
-    draw(rows, times, methods, folder / "pyepo_knapsack.png")
+    draw(rows, times["rows"] if times else [], methods, folder / "pyepo_knapsack.png")
     print(f"\nFigure: {folder / 'pyepo_knapsack.png'}")
     if to_page:
         page.rewrite("pyepo_knapsack", tables)
@@ -85,7 +85,8 @@ def paired_table(rows: list[Row], methods: dict[str, Any], against: str = "PFY, 
     return "\n".join(lines)
 
 
-def time_table(times: list[Row]) -> str:
+def time_table(measured: Row) -> str:
+    times = measured["rows"]
     sizes = sorted({row["n"] for row in times})
     names = list(dict.fromkeys(row["method"] for row in times))
     found = {(row["method"], row["n"]): row["microseconds"] for row in times}
@@ -103,7 +104,7 @@ def time_table(times: list[Row]) -> str:
             + " | ".join("" if c is None else f"{c['median']:,.0f} ({c['q1']:,.0f}–{c['q3']:,.0f})" for c in cells)
             + " |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", page.origin(measured["environment"])])
 
 
 def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path) -> None:

@@ -46,6 +46,8 @@ def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
         exec(compile(block, f"README.md, block {number}", "exec"), namespace)
     agreement = [float(rate) for rate in re.findall(r"([\d.]+)% of the picks agree", capsys.readouterr().out)]
     assert agreement[-1] > max(95.0, agreement[0])
+    for name in ("soft", "hard"):
+        assert (namespace[name][~namespace["mask"]] == 0).all(), "padding is selected"
 
 
 def test_links_of_the_readme_point_at_files():

@@ -476,7 +476,7 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path):
     assert lost.returncode == 1 and "choose another --output" in lost.stderr
 
 
-def test_a_run_that_is_killed_between_checkpoint_and_rows_goes_on(tmp_path, monkeypatch):
+def test_a_run_that_is_killed_between_checkpoint_and_rows_goes_on(tmp_path, monkeypatch, torch_threads):
     from experiments.dvae import __main__ as dvae
 
     def killed(*_):

@@ -341,6 +341,22 @@ def test_a_constraint_given_to_the_call_stands_in():
     assert torch.equal(loss(theta, theta, others), kg.fenchel_young_loss(theta, theta, others, kg.Gini(0.5)))
 
 
+@pytest.mark.parametrize("kind", [kg.torch.Relax, kg.torch.Sample, kg.torch.FenchelYoungLoss])
+def test_without_a_constraint_each_call_brings_one(kind):
+    module, usual = kind(None, kg.Gini()), kind(kg.TopK(2), kg.Gini())
+    theta, more = torch.randn(3, 5), (torch.zeros(3, 5),) if kind is kg.torch.FenchelYoungLoss else ()
+    torch.manual_seed(0)
+    expected = usual(theta, *more)
+    torch.manual_seed(0)
+    torch.testing.assert_close(module(theta, *more, kg.TopK(2)), expected, rtol=0, atol=0)
+    with pytest.raises(TypeError, match=r"constraint must be given with the call"):
+        module(theta, *more)
+    assert module.state_dict() == {} and "None" in repr(module)
+    module.load_state_dict({})
+    module.constraint = kg.TopK(2)
+    assert module.state_dict().keys() == {"k"}
+
+
 def test_a_gamma_with_history_is_refused():
     with pytest.raises(ValueError, match=r"gamma.*log_gamma"):
         kgt.Relax(kg.TopK(1), kg.Gini(nn.Parameter(torch.tensor(0.0)).exp()))

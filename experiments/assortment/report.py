@@ -118,7 +118,7 @@ def time_table(found: Row) -> str:
         + page.table(["agent", *ways], lines)
         + "\n\nCustomers a second on one thread, all episodes of the test at once: "
         + ", ".join(f"{name} {x['median']:,} ({x['q1']:,}–{x['q3']:,})" for name, x in speeds.items())
-        + "."
+        + f".\n\n{page.origin(found['environment'])}"
     )
 
 

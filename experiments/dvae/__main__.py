@@ -36,6 +36,8 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     times_file = options.output / "dvae_time.json"
     if {"train", "time"} & set(options.parts):
+        if options.quick:
+            torch.set_num_threads(1)  # such small batches are slower on several
         if options.device == "cuda":
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams that do not wait for each other
             torch.backends.cudnn.benchmark = True

@@ -114,9 +114,10 @@ def time_table(times: Row) -> str:
         for row in times["rows"]
     ]
     return (
-        f"Microseconds of a training step of one model alone, batch 64, and of the layer in it (forwards, penalty, "
-        f"backwards), {times['environment']['device']}: medians and quartiles.\n\n"
+        "Microseconds of a training step of one model alone, batch 64, and of the layer in it (forwards, penalty, "
+        "backwards): medians and quartiles.\n\n"
         + page.table(["bottleneck", "step", "layer", "share"], lines)
+        + f"\n\n{page.origin(times['environment'])}"
     )
 
 

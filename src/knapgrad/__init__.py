@@ -38,3 +38,7 @@ def __getattr__(name: str) -> ModuleType:
     if name in ("torch", "jax"):
         return import_module(f"knapgrad.{name}")
     raise AttributeError(f"module 'knapgrad' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "jax", "torch"])

@@ -147,8 +147,10 @@ def _short(array: Any) -> Any:
 
 def check_constraint(constraint: Any) -> None:
     if not isinstance(constraint, Constraint):
+        is_class = isinstance(constraint, type)
+        given = f"{constraint.__name__} (a class: call it)" if is_class else type(constraint).__name__
         raise TypeError(
-            f"constraint must be a knapgrad.TopK or a knapgrad.Knapsack, got {type(constraint).__name__}; "
+            f"constraint must be a knapgrad.TopK or a knapgrad.Knapsack, got {given}; "
             "for example knapgrad.TopK(3) or knapgrad.Knapsack(weights, capacity)"
         )
 
@@ -182,13 +184,20 @@ def _integers(name: str, value: Any, meaning: str) -> Any:
         if value.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers ({meaning}), got {value.dtype}; convert it by .astype(int)")
         return value
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = value.double() if value.is_floating_point() else value  # NumPy does not know bfloat16
+    if getattr(value, "requires_grad", False):
+        raise ValueError(f"{name} requires a gradient, and selections have none for it; pass {name}.detach()")
     try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+            value = value.double() if value.is_floating_point() else value  # NumPy does not know bfloat16
         array = np.asarray(value)
     except Exception as error:
-        raise TypeError(f"{name} must be integers ({meaning}), got {type(value).__name__}: {error}") from None
+        remedy = "; in torch.func.vmap give them a batch dimension instead" if hasattr(value, "detach") else ""
+        raise TypeError(
+            f"{name} must be integers with values to look at ({meaning}), got {type(value).__name__}: {error}{remedy}"
+        ) from None
+    if array.dtype == bool and name != "weights":
+        raise TypeError(f"{name} must be an integer ({meaning}), got {value!r}")
     if array.size == 0 and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "biuf":

@@ -248,6 +248,8 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
 
 def _framework_of(theta: Any) -> ModuleType:
     """Our module for theta's type. A framework counts only if the user has imported it, so none is a dependency."""
+    if isinstance(theta, np.ma.MaskedArray):
+        raise TypeError("theta must not be a masked array; items that are out get -inf, by theta.filled(-np.inf)")
     if isinstance(theta, np.ndarray):
         import knapgrad.numpy
 

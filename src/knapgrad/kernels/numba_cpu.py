@@ -510,6 +510,19 @@ def _prepare(problem, scratch, group):
     return first, members, _own(problem.weights, first), theta, scratch.wide[:row], Q
 
 
+@_function
+def _spread_nan(first, members, width, theta, y):
+    """A selection (samples, batch, n) whose path met a NaN is NaN in every item."""
+    for lane in range(members):
+        taint = 0.0
+        for i in range(y.shape[2]):
+            taint += 0.0 * theta[i * width + lane]
+        if np.isnan(taint):
+            for s in range(y.shape[0]):
+                if np.isnan(y[s, first + lane]).any():
+                    y[s, first + lane] = np.nan
+
+
 # The kernels: all groups from ``begin`` to ``end``.
 
 
@@ -590,6 +603,7 @@ def _sample(regularizer, problem, scratch, begin, end, filled, uniforms, value, 
                         else:
                             set_item(flat_y, at, 0.0)
                         set_item(states, s * members + turn, min(c - weight * picked, ceiling))
+        _spread_nan(first, members, lanes(scratch.narrow), theta, y)
 
 
 @_kernel
@@ -676,6 +690,7 @@ def _mode(regularizer, problem, scratch, begin, end, value, y):
                 y[first + lane, i] = picked
                 c -= weights[i] if picked > 0.0 else 0
                 c = c if problem.exactly else min(c, bands[i - 1, TOP] if i > 0 else 0)
+        _spread_nan(first, members, width, theta, y.reshape(1, *y.shape))
 
 
 # What the rest of the library calls: theta (*batch, n), weights broadcastable to it, capacity and gamma to the batch.
@@ -725,11 +740,21 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
     sizes = (samples * width, row + n * width, rows * row + 2 * n * width + tables * cells, cells)
 
     def work(begin: int, end: int) -> None:
-        states, wide, narrow, own_table = pool.scratch(theta.dtype, sizes)
+        try:
+            states, wide, narrow, own_table = pool.scratch(theta.dtype, sizes)
+        except MemoryError as error:
+            raise _too_large(problem, error) from None
         scratch = Scratch(np.empty((n, 4), np.int64), states, wide, narrow, own_table if table is None else table)
         kernel(*variants, problem, scratch, begin, end, *arguments)
 
     pool.run(work, groups, weight * groups * cells / width * _NANOSECONDS_PER_VECTOR)
+
+
+def _too_large(problem, error: MemoryError) -> MemoryError:
+    return MemoryError(
+        f"the tables for a capacity of {problem.reach:,} do not fit into memory ({error}); divide weights and capacity "
+        "by a common factor, or scale them down and round"
+    )
 
 
 def _check_feasible(value: np.ndarray, exactly: bool) -> None:
@@ -753,7 +778,11 @@ def operator(theta, weights, capacity, gamma, regularizer, exactly, reach=None, 
 def tabulate(theta, weights, capacity, gamma, regularizer, exactly, reach=None):
     """The same, and the table Q of every group, for sample and log_prob with the same arguments."""
     layout = _layout(theta, weights, capacity, gamma, exactly)
-    (value, y), table = _outputs(layout), np.empty(layout[1:], theta.dtype)
+    value, y = _outputs(layout)
+    try:
+        table = np.empty(layout[1:], theta.dtype)
+    except MemoryError as error:
+        raise _too_large(layout[0], error) from None
     _run(_operator, [VARIANTS[regularizer]], layout, True, value, y, table=table)
     _check_feasible(value, exactly)
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table

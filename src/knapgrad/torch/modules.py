@@ -1,4 +1,8 @@
-"""Layers and a loss. Weights and capacity are buffers: they follow ``.to()`` and are saved in ``state_dict``."""
+"""Layers and a loss.
+
+Weights and capacity, or k, are buffers: they follow ``.to()``, are saved in ``state_dict``, and loading a state brings
+the saved ones back. So it is with a gamma that is a tensor or a parameter; one that is a number is not saved.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from knapgrad.torch import backend, operators
 class _Selection(nn.Module):
     """Holds a constraint and a regularizer; a gamma that is an ``nn.Parameter`` becomes one of the module."""
 
-    def __init__(self, constraint: Constraint, regularizer: Regularizer) -> None:
+    def __init__(self, constraint: Constraint | None, regularizer: Regularizer) -> None:
         super().__init__()
         check_regularizer(regularizer)
         self.constraint = constraint
@@ -34,19 +38,27 @@ class _Selection(nn.Module):
         self.register_load_state_dict_post_hook(_read_constraint)
 
     @property
-    def constraint(self) -> Constraint:
+    def constraint(self) -> Constraint | None:
         """What may be selected. To change it assign another one; the buffers are its image in ``state_dict``."""
         return self._constraint
 
     @constraint.setter
-    def constraint(self, constraint: Constraint) -> None:
-        check_constraint(constraint)
+    def constraint(self, constraint: Constraint | None) -> None:
+        if constraint is not None:
+            check_constraint(constraint)
         self._constraint = constraint
         old = [self._buffers.pop(name) for name in ("weights", "capacity", "k") if name in self._buffers]
         device = old[0].device if old and old[0] is not None else None
         for name in _buffer_names(constraint):
             # A copy: loading a state must not write into a constraint that others may hold.
             self.register_buffer(name, torch.tensor(getattr(constraint, name), device=device))
+
+    def _in_force(self, given: Constraint | None) -> Constraint:
+        """The constraint of a call, or the module's."""
+        constraint = self._constraint if given is None else given
+        if constraint is None:
+            raise TypeError("constraint must be given with the call: the module was made with None")
+        return constraint
 
     @property
     def regularizer(self) -> Regularizer:
@@ -57,12 +69,16 @@ class _Selection(nn.Module):
         return f"{self.constraint}, {self._kind.__name__}(gamma={gamma})"
 
 
-def _buffer_names(constraint: Constraint) -> tuple[str, ...]:
+def _buffer_names(constraint: Constraint | None) -> tuple[str, ...]:
+    if constraint is None:
+        return ()
     return ("weights", "capacity") if isinstance(constraint, Knapsack) else ("k",)
 
 
 def _read_constraint(module: _Selection, _incompatible: Any) -> None:
     """After load_state_dict: the constraint says what the buffers say, checked like any other."""
+    if module._constraint is None:
+        return
     buffers: Any = (getattr(module, name) for name in _buffer_names(module._constraint))
     module._constraint = type(module._constraint)(*buffers)
 
@@ -71,7 +87,8 @@ class Relax(_Selection):
     """The relaxed selection as a layer: ``(*batch, n) -> (*batch, n)``, with its exact gradient.
 
     Args:
-        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`.
+        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
+            each call brings its own.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact 0/1 selection (:func:`knapgrad.solve`) instead.
 
@@ -81,15 +98,16 @@ class Relax(_Selection):
     tensor([0., 1., 1.])
     """
 
-    def __init__(self, constraint: Constraint, regularizer: Regularizer, hard_eval: bool = False) -> None:
+    def __init__(self, constraint: Constraint | None, regularizer: Regularizer, hard_eval: bool = False) -> None:
         super().__init__(constraint, regularizer)
         self.hard_eval = hard_eval
 
     def forward(self, theta: Tensor, constraint: Constraint | None = None) -> Tensor:
         """The selection; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
+        constraint = self._in_force(constraint)
         if self.hard_eval and not self.training:
-            return ops.solve(theta, constraint or self.constraint)
-        return ops.relax(theta, constraint or self.constraint, self.regularizer)
+            return ops.solve(theta, constraint)
+        return ops.relax(theta, constraint, self.regularizer)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, hard_eval={self.hard_eval}"
@@ -99,7 +117,8 @@ class Sample(Relax):
     """The stochastic layer: a random feasible 0/1 selection forwards, the exact gradient of its mean backwards.
 
     Args:
-        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`.
+        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
+            each call brings its own.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact selection (:func:`knapgrad.solve`) instead of a random one.
 
@@ -115,7 +134,7 @@ class Sample(Relax):
         self, theta: Tensor, constraint: Constraint | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         """The selection; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
-        constraint = constraint or self.constraint
+        constraint = self._in_force(constraint)
         if self.hard_eval and not self.training:
             return ops.solve(theta, constraint)
         _, _, problem = ops.prepare(theta, constraint, self.regularizer)
@@ -129,7 +148,8 @@ class FenchelYoungLoss(_Selection):
     """:func:`knapgrad.fenchel_young_loss` with a reduction: ``(*batch, n), (*batch, n) -> ()``.
 
     Args:
-        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`.
+        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
+            each call brings its own.
         regularizer: with its gamma.
         reduction: "mean", "sum", or "none" for one loss an instance.
 
@@ -139,7 +159,7 @@ class FenchelYoungLoss(_Selection):
     tensor(0.)
     """
 
-    def __init__(self, constraint: Constraint, regularizer: Regularizer, reduction: str = "mean") -> None:
+    def __init__(self, constraint: Constraint | None, regularizer: Regularizer, reduction: str = "mean") -> None:
         super().__init__(constraint, regularizer)
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
@@ -147,7 +167,7 @@ class FenchelYoungLoss(_Selection):
 
     def forward(self, theta: Tensor, target: Tensor, constraint: Constraint | None = None) -> Tensor:
         """The loss; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
-        loss = ops.fenchel_young_loss(theta, target, constraint or self.constraint, self.regularizer)
+        loss = ops.fenchel_young_loss(theta, target, self._in_force(constraint), self.regularizer)
         return loss if self.reduction == "none" else getattr(loss, self.reduction)()
 
     def extra_repr(self) -> str:
