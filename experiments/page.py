@@ -31,6 +31,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(found.mean()), float(stats.t.ppf(0.975, len(found) - 1) * stats.sem(found))
 
 
+def quartiles(time: dict[str, float]) -> str:
+    """Median, and quartiles in brackets."""
+    return f"{time['median']:,.0f} ({time['q1']:,.0f}–{time['q3']:,.0f})"
+
+
 def origin(environment: dict[str, Any]) -> str:
     """Where and by what a result was made, to stand below its table."""
     machine = environment.get("device") or f"{environment['cpu']}, {environment['cores']} cores"

@@ -12,8 +12,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments import page
+from experiments.sweep import Row
 
-Row = dict[str, Any]
 MEASURES = {"test_regret": "with true values to validate", "test_regret_without_values": "decisions alone"}
 
 
@@ -38,17 +38,13 @@ def interval(rows: list[Row], method: str, n: int, measure: str) -> tuple[float,
 def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
     sizes = sorted({row["n"] for row in rows})
     seeds = ", ".join(f"{len({row['seed'] for row in rows if row['n'] == n})} for n = {n}" for n in sizes)
-    lines = [
+    parts = [
         f"Relative regret on the test set in percent: mean and 95% interval over seeds ({seeds}). Epochs are chosen by "
         "the regret on the validation set; in the second table, where nobody has true values, by its share of wrong "
         "decisions.",
     ]
     for measure in MEASURES:
-        lines += [
-            "",
-            "| sees | method | " + " | ".join(f"n = {n}" for n in sizes) + " |",
-            "|---" * (len(sizes) + 2) + "|",
-        ]
+        lines = []
         for name, method in sorted(methods.items(), key=lambda pair: pair[1].sees):
             if measure == "test_regret_without_values" and method.sees == "values":
                 continue
@@ -56,55 +52,47 @@ def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
             for n in sizes:
                 mean, half, count = interval(rows, name, n, measure)
                 cells.append("" if not count else f"{mean:.2f} ± {half:.2f}" if count > 1 else f"{mean:.2f}")
-            lines.append(f"| {method.sees} | {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            lines.append([method.sees, name, *cells])
+        parts.append(page.table(["sees", "method", *(f"n = {n}" for n in sizes)], lines))
+    return "\n\n".join(parts)
 
 
 def paired_table(rows: list[Row], methods: dict[str, Any], against: str = "PFY, 10 samples") -> str:
     """Differences seed by seed: most of the spread above is between data sets, which the methods share."""
     sizes = sorted({row["n"] for row in rows})
-    regrets = {(row["method"], row["n"], row["seed"]): row["test_regret"] for row in rows}
-    lines = [
-        f"The same minus that of {against}, seed by seed: mean and 95% interval.",
-        "",
-        "| sees | method | " + " | ".join(f"n = {n}" for n in sizes) + " |",
-        "|---" * (len(sizes) + 2) + "|",
-    ]
+    regrets = {(row["method"], row["n"], row["seed"]): 100 * row["test_regret"] for row in rows}
+    lines = []
     for name, method in sorted(methods.items(), key=lambda pair: pair[1].sees):
         cells = []
         for n in sizes:
-            pairs = [
-                {"method": name, "n": n, "difference": regret - regrets[against, n, seed]}
+            differences = [
+                regret - regrets[against, n, seed]
                 for (other, size, seed), regret in regrets.items()
                 if (other, size) == (name, n) and (against, n, seed) in regrets
             ]
-            mean, half, count = interval(pairs, name, n, "difference")
-            cells.append(f"{mean:+.2f} ± {half:.2f}" if count > 1 else "")
+            mean, half = page.interval(differences)
+            cells.append(f"{mean:+.2f} ± {half:.2f}" if len(differences) > 1 else "")
         if name != against:
-            lines.append(f"| {method.sees} | {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            lines.append([method.sees, name, *cells])
+    return f"The same minus that of {against}, seed by seed: mean and 95% interval.\n\n" + page.table(
+        ["sees", "method", *(f"n = {n}" for n in sizes)], lines
+    )
 
 
 def time_table(measured: Row) -> str:
     times = measured["rows"]
     sizes = sorted({row["n"] for row in times})
-    names = list(dict.fromkeys(row["method"] for row in times))
-    found = {(row["method"], row["n"]): row["microseconds"] for row in times}
-    lines = [
+    found = {(row["method"], row["n"]): page.quartiles(row["microseconds"]) for row in times}
+    names = dict.fromkeys(row["method"] for row in times)
+    return (
         "Microseconds of a gradient step, forward and backward to the predicted values, batch 32, one thread: median "
-        "and quartiles.",
-        "",
-        "| method | " + " | ".join(f"n = {n}" for n in sizes) + " |",
-        "|---" * (len(sizes) + 1) + "|",
-    ]
-    for name in names:
-        cells = [found.get((name, n)) for n in sizes]
-        lines.append(
-            f"| {name} | "
-            + " | ".join("" if c is None else f"{c['median']:,.0f} ({c['q1']:,.0f}–{c['q3']:,.0f})" for c in cells)
-            + " |"
+        "and quartiles.\n\n"
+        + page.table(
+            ["method", *(f"n = {n}" for n in sizes)],
+            [[name, *(found.get((name, n), "") for n in sizes)] for name in names],
         )
-    return "\n".join([*lines, "", page.origin(measured["environment"])])
+        + f"\n\n{page.origin(measured['environment'])}"
+    )
 
 
 def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path) -> None:

@@ -500,7 +500,9 @@ def test_a_run_that_is_killed_between_checkpoint_and_rows_goes_on(tmp_path, monk
         (["--seeds", "0"], "at least 1"),
         (["--prior", "-1"], "--prior must be"),
         (["--prior", "nan"], "--prior must be"),
-        pytest.param(["--device", "cuda"], "no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="")),
+        pytest.param(
+            ["--device", "cuda"], "no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+        ),
         (["train", "--data", "nowhere"], "MNIST is not in nowhere"),
         (["--quick", "--data", "somewhere"], "leave out --data"),
         (["report"], "run the part train first"),

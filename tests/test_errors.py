@@ -67,8 +67,9 @@ CASES: dict[str, tuple[Call, str]] = {
     "weights of a batch that theta lacks": (relax(np.ones((2, 3), int), 4, 3), r"weights.*\(2, 3\).*\(3,\)"),
     "negative capacity": (relax([1, 2, 3], -1, 3), r"capacity.*negative.*-1"),
     "fractional capacity": (relax([1, 2, 3], 1.5, 3), r"capacity.*(whole|integer).*1\.5"),
-    "capacity that is a truth value": (relax([1, 2, 3], True, 3), r"capacity.*integer.*True"),
-    "k that is a truth value": (top(True, 3), r"k must.*integer.*True"),
+    "capacity that is a truth value": (relax([1, 2, 3], True, 3), r"capacity.*integer.*bool"),
+    "k that is a truth value": (top(True, 3), r"k must.*integer.*bool"),
+    "weights that are a mask": (relax(np.ones(3, bool), 2, 3), r"weights.*integer.*bool"),
     "a constraint that was not made": (
         lambda backend: kg.relax(scores(backend, 3), kg.TopK, kg.Gini()),
         r"constraint.*TopK \(a class: call it\)",

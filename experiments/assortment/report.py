@@ -15,8 +15,8 @@ from experiments import page
 from experiments.assortment.agents import AGENTS, EXPLORERS
 from experiments.assortment.measure import BASELINE
 from experiments.assortment.policies import POLICIES
+from experiments.sweep import Row
 
-Row = dict[str, Any]
 NAMES = (*AGENTS, *POLICIES)
 COLORS = dict(zip(NAMES, plt.cm.tab10.colors))
 
@@ -108,7 +108,7 @@ def time_table(found: Row) -> str:
 
     def cell(row: Row) -> str:
         time, ratio = row["microseconds"], row["times_faster_than_perturbed"]
-        return f"{time['median']:,.0f} ({time['q1']:,.0f}–{time['q3']:,.0f}), {ratio['median']:.1f}×"
+        return f"{page.quartiles(time)}, {ratio['median']:.1f}×"
 
     lines = [[name, *(cell(by_name[name, way]) for way in ways)] for name in EXPLORERS]
     return (
@@ -117,7 +117,7 @@ def time_table(found: Row) -> str:
         "by weight C + 1, as in the paper, or by score -inf, as in our trainings.\n\n"
         + page.table(["agent", *ways], lines)
         + "\n\nCustomers a second on one thread, all episodes of the test at once: "
-        + ", ".join(f"{name} {x['median']:,} ({x['q1']:,}–{x['q3']:,})" for name, x in speeds.items())
+        + ", ".join(f"{name} {page.quartiles(speed)}" for name, speed in speeds.items())
         + f".\n\n{page.origin(found['environment'])}"
     )
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +19,9 @@ from experiments.assortment.agents import AGENTS, Agent, Batch, Settings, Struct
 from experiments.assortment.environment import FEATURES, ITEMS, STEPS, Stores
 from experiments.assortment.networks import Actor
 from experiments.assortment.policies import play
+from experiments.sweep import Row
 
 VALIDATION_SEED, TEST_SEED = 1_000_001, 2_000_001
-Row = dict[str, Any]
 
 
 class Memory:

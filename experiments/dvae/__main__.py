@@ -111,11 +111,11 @@ def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks
                 run_epoch(left)
                 bar.update(len(left))
                 now = [run for run in left if is_evaluated(run.epoch, settings.epochs)]
-                out_of_time = time.monotonic() + 1.5 * max(longest, time.monotonic() - start) > deadline
+                longest = max(longest, time.monotonic() - start)
+                out_of_time = time.monotonic() + 1.5 * longest > deadline
                 if now or out_of_time:
                     save(runs, checkpoint)  # before the rows: they can be written again, an epoch is not run again
                 write_rows(now)
-                longest = max(longest, time.monotonic() - start)
                 if out_of_time and any(run.epoch < settings.epochs for run in left):
                     return False
     shown = {run.bottleneck: examples(run, test, 4) for run in runs if run.seed == 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -14,8 +13,8 @@ import numpy as np
 from experiments import page
 from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.training import Settings
+from experiments.sweep import Row
 
-Row = dict[str, Any]
 TITLES = {
     "error": "squared error",
     "positive": "y above 0",
@@ -37,12 +36,13 @@ PAIRS |= {name: name.split(",")[0] for name in BOTTLENECKS if ", sampled" in nam
 def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
     """Prints the tables, draws the figures, and puts the tables into the page: for each variant of the loss."""
     tables, figures = [], []
-    for variant in dict.fromkeys(map(settings_of, rows)):
-        mine = [row for row in rows if settings_of(row) == variant]
-        tables.append(final_table(mine, variant))
-        figures.append(folder / f"dvae_{variant.variant}.png")
+    for settings in dict.fromkeys(map(settings_of, rows)):
+        mine = [row for row in rows if settings_of(row) == settings]
+        if any(row["epoch"] == settings.epochs for row in mine):
+            tables.append(final_table(mine, settings))
+        figures.append(folder / f"dvae_{settings.variant}.png")
         draw_curves(mine, figures[-1])
-        examples = folder / f"dvae_examples_{variant.variant}.npz"
+        examples = folder / f"dvae_examples_{settings.variant}.npz"
         if examples.exists():
             figures.append(examples.with_suffix(".png"))
             draw_examples(dict(np.load(examples)), figures[-1])
@@ -72,9 +72,9 @@ def measured(rows: list[Row]) -> list[str]:
     return [measure for measure in TITLES if all(measure in row for row in rows)]
 
 
-def final_table(rows: list[Row], variant: Settings) -> str:
+def final_table(rows: list[Row], settings: Settings) -> str:
     """Of trainings that have come to their end."""
-    ended = [row for row in rows if row["epoch"] == variant.epochs]
+    ended = [row for row in rows if row["epoch"] == settings.epochs]
     seeds = len({row["seed"] for row in ended})
     lines = []
     for name in BOTTLENECKS:
@@ -83,9 +83,9 @@ def final_table(rows: list[Row], variant: Settings) -> str:
         fewer = f", {len(mine)} seeds" if len(mine) < seeds else ""
         lines += [[name + fewer, *cells]] if mine else []
     return (
-        f"**The loss has the {variant.reconstruction} of squared errors"
-        + (f", and both divergences, weighted {variant.prior:g} at first" if variant.prior else "")
-        + f"**, {variant.epochs} epochs, {seeds} seeds:\n\n"
+        f"**The loss has the {settings.reconstruction} of squared errors"
+        + (f", and both divergences, weighted {settings.prior:g} at first" if settings.prior else "")
+        + f"**, {settings.epochs} epochs, {seeds} seeds:\n\n"
         + page.table(["bottleneck", *(TITLES[measure] for measure in measured(rows))], lines)
     )
 
@@ -101,14 +101,11 @@ def cell(found: list[float | None], measure: str) -> str:
 
 
 def time_table(times: Row) -> str:
-    def spread(time: dict[str, float]) -> str:
-        return f"{time['median']:,.0f} ({time['q1']:,.0f}–{time['q3']:,.0f})"
-
     lines = [
         [
             row["bottleneck"],
-            spread(row["step_microseconds"]),
-            spread(row["layer_microseconds"]),
+            page.quartiles(row["step_microseconds"]),
+            page.quartiles(row["layer_microseconds"]),
             f"{100 * row['share']:.0f}%",
         ]
         for row in times["rows"]

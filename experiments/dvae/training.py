@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,8 @@ from experiments import checkpoint
 from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.data import CLASSES, STACKED, Stacks
 from experiments.dvae.model import Autoencoder
+from experiments.sweep import Row
 
-Row = dict[str, Any]
 MEASURES = (
     "error", "positive", "nonzeros", "style_divergence", "selection_divergence", "sets_recovered", "digits_recovered",
     "slots",

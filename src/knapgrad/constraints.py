@@ -196,11 +196,9 @@ def _integers(name: str, value: Any, meaning: str) -> Any:
         raise TypeError(
             f"{name} must be integers with values to look at ({meaning}), got {type(value).__name__}: {error}{remedy}"
         ) from None
-    if array.dtype == bool and name != "weights":
-        raise TypeError(f"{name} must be an integer ({meaning}), got {value!r}")
     if array.size == 0 and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype} from {type(value).__name__}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(
