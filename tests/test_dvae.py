@@ -500,9 +500,7 @@ def test_a_run_that_is_killed_between_checkpoint_and_rows_goes_on(tmp_path, monk
         (["--seeds", "0"], "at least 1"),
         (["--prior", "-1"], "--prior must be"),
         (["--prior", "nan"], "--prior must be"),
-        pytest.param(
-            ["--device", "cuda"], "no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-        ),
+        (["--device", "cuda"], "no GPU"),
         (["train", "--data", "nowhere"], "MNIST is not in nowhere"),
         (["--quick", "--data", "somewhere"], "leave out --data"),
         (["report"], "run the part train first"),
@@ -511,6 +509,7 @@ def test_a_run_that_is_killed_between_checkpoint_and_rows_goes_on(tmp_path, monk
 def test_bad_arguments(arguments, message, tmp_path, monkeypatch, capsys):
     from experiments.dvae.__main__ import main
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["dvae", *arguments, "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as stopped:
         main()
