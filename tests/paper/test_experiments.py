@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("joblib")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # experiments and benchmarks are folders of the repository, not of the package
 
 from joblib.externals.loky.process_executor import TerminatedWorkerError  # noqa: E402

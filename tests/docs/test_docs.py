@@ -12,7 +12,7 @@ import pytest
 
 import knapgrad as kg
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DEMO = ROOT / "examples" / "learn_from_decisions.py"
 JAX_EXAMPLE = ROOT / "examples" / "jax_feature_selection.py"
