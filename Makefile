@@ -43,7 +43,7 @@ bench: $(STAMP)  ## measure speed and memory, save under benchmarks/results (ARG
 	$(BIN)/python -m benchmarks $(ARGS)
 
 experiments: $(STAMP)  ## run the paper's experiments again (hours; ARGS=--quick for a look)
-	$(BIN)/python -m experiments.pyepo_knapsack --jobs $(WORKERS) $(ARGS)
+	$(BIN)/python -m experiments.pyepo --jobs $(WORKERS) $(ARGS)
 	$(BIN)/python -m experiments.assortment --jobs $(WORKERS) $(ARGS)
 	$(BIN)/python -m experiments.dvae $(ARGS)
 

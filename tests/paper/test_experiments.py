@@ -130,7 +130,7 @@ print("all rows are there")
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "experiments.pyepo_knapsack", *arguments]
+    return [sys.executable, "-m", "experiments.pyepo", *arguments]
 
 
 def test_a_quick_run_draws_its_figure(tmp_path):
@@ -178,9 +178,9 @@ def test_a_run_that_is_killed_goes_on(tmp_path):
 )
 def test_bad_arguments(arguments, message, monkeypatch, capsys):
     pytest.importorskip("pyepo")
-    from experiments.pyepo_knapsack import main
+    from experiments.pyepo.__main__ import main
 
-    monkeypatch.setattr(sys, "argv", ["pyepo_knapsack", *arguments])
+    monkeypatch.setattr(sys, "argv", ["pyepo", *arguments])
     with pytest.raises(SystemExit, match="2"):
         main()
     assert message in capsys.readouterr().err
@@ -190,23 +190,23 @@ def test_the_data_is_that_of_the_paper():
     pytest.importorskip("pyepo")
     import numpy as np
 
-    from experiments import pyepo_knapsack
+    from experiments.pyepo import data
 
-    benchmark = pyepo_knapsack.generate(25, seed=1, scale=0.02)
+    benchmark = data.generate(25, seed=1, scale=0.02)
     assert set(benchmark.weights) <= set(range(3, 9)) and benchmark.capacity == benchmark.weights.sum() // 2
     train = benchmark.parts["train"]
     assert train.features.shape == (200, 5) and train.values.shape == (200, 25)
     values = train.values.numpy()
     assert (values == np.ceil(values)).all() and values.min() >= 1
     assert ((train.decisions.numpy() * benchmark.weights).sum(-1) <= benchmark.capacity).all()
-    other = pyepo_knapsack.generate(25, seed=2, scale=0.02)
+    other = data.generate(25, seed=2, scale=0.02)
     assert not np.array_equal(other.parts["train"].features, train.features)
 
 
 @pytest.mark.parametrize("method", ["DP Gini", "NCE", "PFY, 1 sample"])
 def test_a_training_repeats(method, torch_threads):
     pytest.importorskip("pyepo")
-    from experiments import pyepo_knapsack
+    from experiments.pyepo.training import train
 
-    first, second = (pyepo_knapsack.train(method, 10, 0, epochs=1, scale=0.02) for _ in range(2))
+    first, second = (train(method, 10, 0, epochs=1, scale=0.02) for _ in range(2))
     assert first["curve"] == second["curve"]

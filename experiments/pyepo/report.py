@@ -1,4 +1,4 @@
-"""The figure and the tables of pyepo_knapsack.py, from its result files."""
+"""The figure and the tables, from the result files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments import page
+from experiments.pyepo.methods import METHODS
 from experiments.sweep import Row
 
 MEASURES = {"test_regret": "with true values to validate", "test_regret_without_values": "decisions alone"}
 
 
-def write(rows: list[Row], times: Row | None, methods: dict[str, Any], folder: Path, to_page: bool) -> None:
+def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
     """Prints the tables, draws the figure, and puts the tables into the page."""
-    tables = "\n\n".join(
-        [regret_table(rows, methods), paired_table(rows, methods), *([time_table(times)] if times else [])]
-    )
+    tables = "\n\n".join([regret_table(rows), paired_table(rows), *([time_table(times)] if times else [])])
     print(tables)
-    draw(rows, times["rows"] if times else [], methods, folder / "pyepo_knapsack.png")
+    draw(rows, times["rows"] if times else [], folder / "pyepo_knapsack.png")
     print(f"\nFigure: {folder / 'pyepo_knapsack.png'}")
     if to_page:
-        page.rewrite("pyepo_knapsack", tables)
+        page.rewrite("pyepo", tables)
 
 
 def interval(rows: list[Row], method: str, n: int, measure: str) -> tuple[float, float, int]:
@@ -35,7 +34,7 @@ def interval(rows: list[Row], method: str, n: int, measure: str) -> tuple[float,
     return *page.interval(found), len(found)
 
 
-def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
+def regret_table(rows: list[Row]) -> str:
     sizes = sorted({row["n"] for row in rows})
     seeds = ", ".join(f"{len({row['seed'] for row in rows if row['n'] == n})} for n = {n}" for n in sizes)
     parts = [
@@ -45,7 +44,7 @@ def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
     ]
     for measure in MEASURES:
         lines = []
-        for name, method in sorted(methods.items(), key=lambda pair: pair[1].sees):
+        for name, method in sorted(METHODS.items(), key=lambda pair: pair[1].sees):
             if measure == "test_regret_without_values" and method.sees == "values":
                 continue
             cells = []
@@ -57,12 +56,12 @@ def regret_table(rows: list[Row], methods: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def paired_table(rows: list[Row], methods: dict[str, Any], against: str = "PFY, 10 samples") -> str:
+def paired_table(rows: list[Row], against: str = "PFY, 10 samples") -> str:
     """Differences seed by seed: most of the spread above is between data sets, which the methods share."""
     sizes = sorted({row["n"] for row in rows})
     regrets = {(row["method"], row["n"], row["seed"]): 100 * row["test_regret"] for row in rows}
     lines = []
-    for name, method in sorted(methods.items(), key=lambda pair: pair[1].sees):
+    for name, method in sorted(METHODS.items(), key=lambda pair: pair[1].sees):
         cells = []
         for n in sizes:
             differences = [
@@ -95,14 +94,14 @@ def time_table(measured: Row) -> str:
     )
 
 
-def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path) -> None:
+def draw(rows: list[Row], times: list[Row], path: Path) -> None:
     figure, (speed, known, unknown) = plt.subplots(1, 3, figsize=(17, 5), constrained_layout=True)
-    names = list(dict.fromkeys([*methods, *(row["method"] for row in times)]))
+    names = list(dict.fromkeys([*METHODS, *(row["method"] for row in times)]))
     colors = dict(zip(names, [*plt.cm.tab10.colors, *plt.cm.Dark2.colors]))
 
     def style(name: str) -> dict[str, Any]:
         ours = name.startswith("DP")
-        seen = methods[name].sees if name in methods else "decisions"
+        seen = METHODS[name].sees if name in METHODS else "decisions"
         return {
             "color": colors[name], "label": name, "marker": "o" if ours else "s", "markersize": 4,
             "linewidth": 2.2 if ours else 1.2, "linestyle": "--" if seen == "values" else "-", "capsize": 2,
@@ -116,7 +115,7 @@ def draw(rows: list[Row], times: list[Row], methods: dict[str, Any], path: Path)
             bars = np.abs(np.array([[spread["q1"], spread["q3"]] for _, spread in mine]).T - middle)
             speed.errorbar([n * aside for n, _ in mine], middle, bars, **style(name))
         for axes, measure in zip((known, unknown), MEASURES):
-            if name not in methods or (axes is unknown and methods[name].sees == "values"):
+            if name not in METHODS or (axes is unknown and METHODS[name].sees == "values"):
                 continue
             sizes = sorted({row["n"] for row in rows if row["method"] == name})
             if sizes:
