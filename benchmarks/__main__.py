@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ import numpy as np
 import torch
 
 import knapgrad as kg
-from benchmarks import authors, cases, contestants, processes, timing
-from benchmarks.timing import microseconds, ratio, take_turns
+from benchmarks import authors, cases, contestants, processes
+from measuring import origin
+from measuring.clocks import microseconds, ratio, set_threads, take_turns
 
 Row = dict[str, Any]
 REGULARIZERS = {"shannon": kg.Shannon(1.0), "gini": kg.Gini(1.0), "tsallis": kg.Tsallis(1.0)}
@@ -31,7 +33,7 @@ SAMPLES = 32
 def main() -> None:
     options = parse()
     theirs = authors.load(options.authors) if options.authors else None
-    results: dict[str, Any] = {"environment": timing.environment(sys.argv[1:])}
+    results: dict[str, Any] = {"environment": origin.environment(sys.argv[1:], "benchmarks")}
     for name, section in SECTIONS.items():
         if name in options.sections:
             results[name] = section(options)
@@ -62,8 +64,8 @@ def parse() -> argparse.Namespace:
     options.sections = options.sections or list(SECTIONS)
     options.seconds = options.seconds or (0.2 if options.quick else 2.0)
     if options.output is None:
-        date = timing.environment([])["date"][:10]
-        options.output = timing.ROOT / "benchmarks" / "results" / f"{date}{'-quick' if options.quick else ''}.json"
+        date = datetime.now(timezone.utc).date()
+        options.output = origin.ROOT / "benchmarks" / "results" / f"{date}{'-quick' if options.quick else ''}.json"
     return options
 
 
@@ -75,7 +77,7 @@ def speed(options: argparse.Namespace) -> list[Row]:
     """Value and relax, then with the VJP, for each shape and regularizer, on one thread and on all."""
     rows = []
     for threads in thread_counts(options):
-        timing.set_threads(threads)
+        set_threads(threads)
         table = []
         for case in cases.SPEED:
             problem = cases.make(case, options.seed)
@@ -95,7 +97,7 @@ def speed(options: argparse.Namespace) -> list[Row]:
         header = ["value + relax", "", "(a) µs", "ours µs", "times faster than (a)", "target", "than (b)"]
         header += ["| with VJP (a) µs", "ours µs", "times faster than (a)", "target", "than (b)"]
         show(f"Speed of the kernels on {count(threads)}, float32, batches share their weights", header, table)
-    timing.set_threads(options.threads)
+    set_threads(options.threads)
     return rows
 
 
@@ -114,7 +116,7 @@ def sampling(options: argparse.Namespace) -> list[Row]:
     """32 subsets for each instance, the value sweep included; the random numbers are given."""
     rows = []
     for threads in thread_counts(options):
-        timing.set_threads(threads)
+        set_threads(threads)
         table = []
         for case in cases.SAMPLING:
             problem = cases.make(case, options.seed)
@@ -134,7 +136,7 @@ def sampling(options: argparse.Namespace) -> list[Row]:
             ["", "", "(a) µs", "ours µs", "times faster than (a)", "than (b)"],
             table,
         )
-    timing.set_threads(options.threads)
+    set_threads(options.threads)
     return rows
 
 
@@ -152,7 +154,7 @@ def overhead(options: argparse.Namespace) -> list[Row]:
             (_theta,) = ctx.saved_tensors
             return torch.from_numpy(z.numpy())
 
-    timing.set_threads(1)
+    set_threads(1)
     problem = cases.make(cases.OVERHEAD, options.seed)
     theta, z = torch.from_numpy(problem.theta).requires_grad_(), torch.from_numpy(problem.z)
     budget = kg.Knapsack(problem.weights[0], problem.total)
@@ -175,7 +177,7 @@ def overhead(options: argparse.Namespace) -> list[Row]:
         rows.append(row)
         medians = [f"{row[key]['median']:.0f}" for key in ("torch_us", "kernels_us", "overhead_us", "empty_us")]
         table.append([name, *medians, verdict(row["torch_us"]["median"], 200, "µs")])
-    timing.set_threads(options.threads)
+    set_threads(options.threads)
     show(
         f"One call from torch, forward and backward, {cases.OVERHEAD.name}, batch {cases.OVERHEAD.batch}, one thread",
         ["", "kg.relax µs", "of it kernels", "overhead", "an empty function", "target"],
@@ -211,7 +213,7 @@ def startup(options: argparse.Namespace) -> Row:
 
 def memory(options: argparse.Namespace) -> list[Row]:
     """Bytes that wait for the backward pass, and how far a forward and a backward pass raise the peak."""
-    timing.set_threads(1)
+    set_threads(1)
     rows, table = [], []
     for case in cases.MEMORY:
         problem = cases.make(case, options.seed)
@@ -236,7 +238,7 @@ def memory(options: argparse.Namespace) -> list[Row]:
         table.append(
             [label, megabytes(plain), *(megabytes(row[key][n]) for key in ("kept_bytes", "peak_bytes") for n in names)]
         )
-    timing.set_threads(options.threads)
+    set_threads(options.threads)
     header = ["", "theta + output", "kept: ours", "(a)", "(b)", "| peak: ours", "(a)", "(b)"]
     show("Memory of value + relax + VJP, Shannon, one thread, MB", header, table)
     return rows
@@ -292,7 +294,7 @@ def scaling(options: argparse.Namespace) -> list[Row]:
             ]
             + [with_quartiles(row["gain"]), target]
         )
-    timing.set_threads(options.threads)
+    set_threads(options.threads)
     show(
         f"{count(options.threads)} against one, value + relax",
         ["", "", "one µs", "all µs", "times faster", "target"],
@@ -310,7 +312,7 @@ def against_authors(options: argparse.Namespace, theirs: authors.Functions) -> l
     theta_grad = theta.clone().requires_grad_()
     rows = []
     for threads in thread_counts(options):
-        timing.set_threads(threads)
+        set_threads(threads)
         table = []
         for name, regularizer in REGULARIZERS.items():
             functions = {
@@ -357,7 +359,7 @@ def against_authors(options: argparse.Namespace, theirs: authors.Functions) -> l
             ],
             table,
         )
-    timing.set_threads(options.threads)
+    set_threads(options.threads)
     return rows
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 import knapgrad as kg
-from benchmarks import timing
+from measuring import origin
 
 COUNT, FAMILIES, SAMPLES = 1000, 16, 3
 REGULARIZERS = (kg.Shannon, kg.Gini, kg.Tsallis)
@@ -189,9 +189,10 @@ def compare(before: Path, after: Path, output: Path | None) -> None:
             row["roundings"] = max(row["roundings"], float(np.abs(a[finite] - b[finite]).max() / unit))
     width = max(map(len, rows))
     for name, row in rows.items():
-        print(f"{name:{width}}  {row['same_bits']:5} of {row['results']:5} same, at most {row['roundings']:.3g} roundings")
+        same = f"{row['same_bits']:5} of {row['results']:5} same"
+        print(f"{name:{width}}  {same}, at most {row['roundings']:.3g} roundings")
     if output:
-        environment = timing.environment(["compare", before.name, after.name], "benchmarks.frozen")
+        environment = origin.environment(["compare", before.name, after.name], "benchmarks.frozen")
         output.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
 
 

@@ -30,11 +30,12 @@ import torch
 from tqdm import tqdm
 
 import knapgrad as kg
-from benchmarks import cases, eager_torch, floor, gpu_report, jax_scan, timing
+from benchmarks import cases, eager_torch, floor, gpu_report, jax_scan
 from benchmarks.cases import Case, Problem
 from knapgrad import reference
 from knapgrad.regularizers import REGULARIZERS
 from knapgrad.torch import operators
+from measuring import clocks, origin
 
 Row = dict[str, Any]
 TASKS = ("forward", "both")
@@ -78,7 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--commit", help="to record, where the code is a copy without its Git folder")
     parser.add_argument("--output", type=Path, help="JSON file (benchmarks/results/h200.json, quick: gpu-quick.json)")
     parser.add_argument("--report", type=Path, metavar="JSON", help="measure nothing: rewrite the page from this file")
-    parser.add_argument("--page", type=Path, default=timing.ROOT / "docs" / "gpu.md", help="for --report (docs/gpu.md)")
+    parser.add_argument("--page", type=Path, default=origin.ROOT / "docs" / "gpu.md", help="for --report (docs/gpu.md)")
     options = parser.parse_args()
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
@@ -89,7 +90,7 @@ def parse() -> argparse.Namespace:
     options.seconds = 0.05 if options.quick else 0.2  # of replays for one number
     if options.output is None:
         name = "gpu-quick.json" if options.quick else "h200.json"
-        options.output = timing.ROOT / "benchmarks" / "results" / name
+        options.output = origin.ROOT / "benchmarks" / "results" / name
     return options
 
 
@@ -154,7 +155,7 @@ class Run:
 
 
 def environment(options: argparse.Namespace) -> dict[str, Any]:
-    found = timing.environment([])
+    found = origin.environment([], "benchmarks.gpu")
     found["command"] = f"python -m benchmarks.gpu --limit {options.limit:g} --eager-limit {options.eager_limit:g}"
     found["commit"] = options.commit or found["commit"]
     found["versions"] |= {name: version(name) for name in ("triton", "jax", "jaxlib")}
@@ -298,7 +299,7 @@ def wall_times(call: Callable[[], Any], wait: Callable[[], Any], chunk: int, sec
 
 
 def milliseconds(times: np.ndarray) -> dict[str, float]:
-    return {key: round(value, 6) for key, value in timing.spread(times).items()} | {"count": len(times)}
+    return {key: round(value, 6) for key, value in clocks.spread(times).items()} | {"count": len(times)}
 
 
 # Sections.

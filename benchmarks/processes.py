@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import ROOT
+from measuring.origin import ROOT
 
 IMPORT = """
 import json, sys, time

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import timing
+from measuring import origin
 
 PARTS = ("train", "time", "report")
 RESULTS = Path(__file__).parent / "results"
@@ -45,7 +45,7 @@ def to_page(options: argparse.Namespace) -> bool:
 
 def provenance(module: str, packages: Sequence[str], commit: str | None = None, **more: Any) -> dict[str, Any]:
     """How a result came about."""
-    known = timing.environment(sys.argv[1:], module)
+    known = origin.environment(sys.argv[1:], module)
     return {
         **{name: known[name] for name in ("date", "commit", "command", "cpu", "cores", "python")},
         **({"commit": commit} if commit else {}),

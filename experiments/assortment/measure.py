@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 import knapgrad as kg
-from benchmarks import timing
 from experiments.assortment.agents import EXPLORERS, Settings, Structured, masked, mix
 from experiments.assortment.environment import CAPACITY, STEPS, Stores
 from experiments.assortment.policies import Policy, greedy, play
+from measuring import clocks
 
 BASELINE = "SRL perturbed"
 
 
 def measure(seconds: float) -> list[dict[str, Any]]:
     """All ways to explore in turn, on one thread, in stores where half of the customers have come."""
-    timing.set_threads(1)
+    clocks.set_threads(1)
     settings, generator = Settings(), torch.Generator().manual_seed(0)
     stores = Stores(settings.batch)
     stores.reset(seed=0)
@@ -51,13 +51,13 @@ def measure(seconds: float) -> list[dict[str, Any]]:
         contestants["score -inf, with critic", name] = partial(
             agent.estimate, ways["score -inf"][0], observation, stores.constraint, generator
         )
-    times = timing.take_turns(contestants, seconds)
+    times = clocks.take_turns(contestants, seconds)
     return [
         {
             "sold_out": way,
             "agent": name,
-            "microseconds": timing.microseconds(measured),
-            "times_faster_than_perturbed": timing.ratio(times[way, BASELINE], measured),
+            "microseconds": clocks.microseconds(measured),
+            "times_faster_than_perturbed": clocks.ratio(times[way, BASELINE], measured),
         }
         for (way, name), measured in times.items()
     ]
@@ -65,11 +65,11 @@ def measure(seconds: float) -> list[dict[str, Any]]:
 
 def transitions_a_second(policy: Policy, episodes: int, repeats: int) -> dict[str, float]:
     """Of the stores with a policy, on one thread."""
-    timing.set_threads(1)
+    clocks.set_threads(1)
     stores, found = Stores(episodes), []
     play(policy, Stores(1), 0)  # compiles
     for seed in range(repeats):
         start = time.perf_counter()
         play(policy, stores, seed)
         found.append(episodes * STEPS / (time.perf_counter() - start))
-    return {key: round(value) for key, value in timing.spread(np.array(found)).items()}
+    return {key: round(value) for key, value in clocks.spread(np.array(found)).items()}

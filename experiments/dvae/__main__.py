@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from benchmarks import timing
 from experiments import command_line, sweep
 from experiments.dvae import data
 from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.measure import measure
 from experiments.dvae.training import Run, Settings, evaluate, examples, load, run_epoch, save
+from measuring import origin
 
 MODULE = "experiments.dvae"
 KEY = ("bottleneck", "seed", "reconstruction", "prior", "epochs", "epoch")  # of a row
@@ -138,7 +138,7 @@ def is_evaluated(epoch: int, epochs: int) -> bool:
 
 def provenance(options: argparse.Namespace) -> sweep.Row:
     on_gpu = options.device == "cuda"
-    packages, device = (("triton",), torch.cuda.get_device_name()) if on_gpu else ((), timing.cpu_model())
+    packages, device = (("triton",), torch.cuda.get_device_name()) if on_gpu else ((), origin.cpu_model())
     return command_line.provenance(MODULE, ("numpy", "torch", *packages), options.commit, device=device)
 
 

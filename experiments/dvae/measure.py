@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import timing
 from experiments.dvae.data import CLASSES, Stacks
 from experiments.dvae.training import Run, Settings
+from measuring import clocks
 
 IN_A_GRAPH = 20  # calls
 
@@ -26,12 +26,12 @@ def measure(data: Stacks, settings: Settings, bottlenecks: list[str], seconds: f
         for part, call, random in (("step", _step(run), run.generator), ("layer", _layer(run, generator), generator)):
             contestants[name, part] = _as_graph(call, random) if on_gpu else call
     calls = IN_A_GRAPH if on_gpu else 1
-    times = {key: found / calls for key, found in timing.take_turns(contestants, seconds).items()}
+    times = {key: found / calls for key, found in clocks.take_turns(contestants, seconds).items()}
     return [
         {
             "bottleneck": name,
-            "step_microseconds": timing.microseconds(times[name, "step"]),
-            "layer_microseconds": timing.microseconds(times[name, "layer"]),
+            "step_microseconds": clocks.microseconds(times[name, "step"]),
+            "layer_microseconds": clocks.microseconds(times[name, "layer"]),
             "share": round(float(np.median(times[name, "layer"]) / np.median(times[name, "step"])), 4),
         }
         for name in bottlenecks

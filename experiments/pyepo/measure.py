@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import knapgrad as kg
-from benchmarks import timing
 from experiments.pyepo.data import BATCH, Benchmark, generate
 from experiments.pyepo.methods import METHODS, SIGMA, Loss, of_decisions
 from experiments.sweep import Row
+from measuring import clocks
 
 
 def measure(n: int, seconds: float, with_solver: bool = True) -> list[Row]:
@@ -31,14 +31,14 @@ def measure(n: int, seconds: float, with_solver: bool = True) -> list[Row]:
     contestants["PFY, 10 samples, without PyEPO"] = step(perturbed_directly(benchmark))
     if with_solver:
         contestants["PFY, 10 samples, OR-Tools"] = step(as_shipped(benchmark))
-    times = timing.take_turns(contestants, seconds)
+    times = clocks.take_turns(contestants, seconds)
     ours = [name for name in METHODS if name.startswith("DP")]
     return [
         {
             "method": name,
             "n": n,
-            "microseconds": timing.microseconds(measured),
-            "times_slower_than": {one: timing.ratio(measured, times[one]) for one in ours},
+            "microseconds": clocks.microseconds(measured),
+            "times_slower_than": {one: clocks.ratio(measured, times[one]) for one in ours},
         }
         for name, measured in times.items()
     ]

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("gymnasium")
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # experiments and benchmarks are folders of the repository, not of the package
+sys.path.insert(0, str(ROOT))  # experiments and measuring are folders of the repository, not of the package
 
 import gymnasium  # noqa: E402
 import torch  # noqa: E402

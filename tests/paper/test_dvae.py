@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # experiments and benchmarks are folders of the repository, not of the package
+sys.path.insert(0, str(ROOT))  # experiments and measuring are folders of the repository, not of the package
 
 from scipy.optimize import minimize  # noqa: E402
 

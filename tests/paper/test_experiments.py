@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("joblib")
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # experiments and benchmarks are folders of the repository, not of the package
+sys.path.insert(0, str(ROOT))  # experiments and measuring are folders of the repository, not of the package
 
 from joblib.externals.loky.process_executor import TerminatedWorkerError  # noqa: E402
 

@@ -1,0 +1,1 @@
+"""What benchmarks and experiments share: clocks, and the origin of a result."""
