@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("joblib")
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent  # sweep_tasks.py is here too
+ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))  # experiments and measuring are folders of the repository, not of the package
 
 from joblib.externals.loky.process_executor import TerminatedWorkerError  # noqa: E402
@@ -109,13 +110,13 @@ def test_killed_workers_of_a_ray_cluster_lose_no_row(tmp_path):
     pytest.importorskip("ray")
     script = f"""
 import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
 import ray
 from pathlib import Path
 from experiments import sweep
 import sweep_tasks as functions
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False,
-         runtime_env={{"env_vars": {{"PYTHONPATH": {(str(ROOT) + os.pathsep + str(ROOT / "tests"))!r}}}}})
+         runtime_env={{"env_vars": {{"PYTHONPATH": {(str(ROOT) + os.pathsep + str(HERE))!r}}}}})
 tasks = [{{"number": i, "folder": {str(tmp_path)!r}}} for i in range(6)]
 rows = sweep.run(functions.killed_once, tasks, Path({str(tmp_path / "rows.jsonl")!r}), jobs=2, ray=True)
 assert [row["square"] for row in rows] == [i * i for i in range(6)], rows
