@@ -1,91 +1,106 @@
-"""What may be selected: TopK and Knapsack, and every check of their arguments."""
+"""What may be selected: TopK and Knapsack, the checks of their arguments, and their lattices."""
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from knapgrad import backends
+from knapgrad.lattice import Lattice, lattice_of
+from knapgrad.values import Value
 
-class Constraint(ABC):
-    """A set of feasible selections: integer weights, a capacity, and whether the capacity must be used up exactly.
 
-    Attributes:
-        exactly: True if a selection must have just that weight, False if at most.
-        capacity: int64 array, broadcastable to the batch of theta.
-        max_capacity: its largest entry, a plain number that is known without looking at a device. None if the capacity
-            is traced by JAX, and the user did not give one.
-    """
+class Constraint(Value, ABC):
+    """A set of feasible selections. It is a value: it can be compared, hashed, pickled and copied, but not changed."""
 
-    exactly: ClassVar[bool]
+    copies: dict[Any, Any]  # of its lattice, where a framework wants it on a device
 
-    def __init__(self, capacity: Any, max_capacity: int | None) -> None:
-        self.capacity = capacity
-        self.max_capacity = max_capacity
-        if isinstance(capacity, np.ndarray):
-            largest = int(capacity.max()) if capacity.size else 0
-            if max_capacity is not None and max_capacity < largest:
-                raise ValueError(f"max_capacity is {max_capacity}, and a capacity is {largest}; it must be the largest")
-            self.max_capacity = largest
-        self.copies: dict[Any, Any] = {}  # of weights and capacity, where a framework wants them on a device
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"copies": {}}  # a pickle may be read where there is no such device
-
-    @abstractmethod
-    def weights_of(self, n: int) -> Any:
-        """The weights as int64, (..., n), broadcastable to theta."""
-
-    @abstractmethod
-    def reach_of(self, n: int) -> int:
-        """The largest capacity that matters, since no more than all items can be picked: a plain number."""
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        constraint = super().__new__(cls)
+        constraint._keep(copies={})
+        return constraint
 
     @abstractmethod
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError unless the constraint fits a theta of that shape."""
+        """Raises ValueError unless the constraint fits a theta of that shape, (*batch, n)."""
+
+    @abstractmethod
+    def lattice(self, n: int) -> Lattice:
+        """What the kernels need to know, for n items: NumPy arrays, or what JAX traces."""
+
+    def contains(self, y: Any) -> Any:
+        """Whether selections are feasible: zeros and ones whose weight, or number, is within the limits.
+
+        Args:
+            y: selections (*batch, n), or with dimensions of samples in front; of any framework.
+
+        Returns:
+            Truth values (*batch,) or (*samples, *batch), in y's framework.
+
+        >>> import numpy as np, knapgrad as kg
+        >>> kg.Knapsack([3, 2, 2], 4, at_least=3).contains(np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0.5, 1, 0]]))
+        array([ True, False, False, False])
+        """
+        backend = backends.backend_of(y)
+        if backend is None:
+            raise TypeError(f"y must be a NumPy array, a torch tensor or a JAX array, got {type(y).__name__}")
+        self.check(y.shape)
+        lattice = self.lattice(y.shape[-1])
+        with backend.exact():
+            weights = backend.array(lattice.weights, y, "weights")
+            capacity = backend.array(lattice.capacity, y, "capacity")
+            used = backend.sum_double(backend.double(y) * weights)
+            inside = ((y == 0) | (y == 1)).all(-1) & (used <= capacity)
+            if lattice.slack is None:
+                return inside
+            return inside & (used >= capacity - backend.array(lattice.slack, y, "slack"))
 
 
 class TopK(Constraint):
-    """Exactly k items.
+    """Exactly k items; or, with ``at_least``, from so many to k.
 
     Args:
         k: an integer, or integers broadcastable to the batch of theta, in 0..n.
-        max_capacity: an upper bound of a k that is traced by JAX (else n is used); more than that gives NaN.
+        at_least: the least number of items, of the same kind, in 0..k. None for k.
+        max_capacity: an upper bound of k. Tables get that width, so that a k that changes from call to call, or is
+            traced by JAX, finds them compiled. A traced k above it gives NaN. None for the largest k, or for n if k
+            is traced.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([0.3, 2.0, 1.0]), kg.TopK(2))
     array([0., 1., 1.])
+    >>> kg.solve(np.array([-0.3, 2.0, -1.0]), kg.TopK(2, at_least=1))
+    array([0., 1., 0.])
     """
 
-    exactly = True
-
-    def __init__(self, k: Any, *, max_capacity: int | None = None) -> None:
-        super().__init__(_integers("k", k, "the number of items to pick"), max_capacity)
-
-    @property
-    def k(self) -> Any:
-        return self.capacity
-
-    def weights_of(self, n: int) -> np.ndarray:
-        return np.ones(n, np.int64)
-
-    def reach_of(self, n: int) -> int:
-        return n if self.max_capacity is None else self.max_capacity
+    def __init__(self, k: Any, *, at_least: Any = None, max_capacity: int | None = None) -> None:
+        k = _integers("k", k, "the number of items to pick")
+        largest = _largest("k", k, max_capacity)
+        if at_least is None:
+            slack: Any = np.zeros((), np.int64)
+        else:
+            at_least = _integers("at_least", at_least, "the least number of items to pick")
+            slack = _slack("k", k, at_least)
+        marked = _marked(k, max_capacity, at_least)
+        self._keep(k=k, at_least=at_least, max_capacity=max_capacity, _marked=marked, _slack=slack, _largest=largest)
 
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
-        if self.max_capacity is not None and self.max_capacity > n:
-            raise ValueError(f"k must be in 0..n, got {self.max_capacity} for n = {n} items; lower k, or add items")
-        _check_broadcast("k", self.capacity.shape, shape[:-1], "the batch shape of theta")
+        if isinstance(self.k, np.ndarray) and self._largest > n:
+            raise ValueError(f"k must be in 0..n, got {self.k.max()} for n = {n} items; lower k, or add items")
+        _check_broadcast("k", self.k.shape, shape[:-1], "the batch shape of theta")
+        if self.at_least is not None:
+            _check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
 
-    def __repr__(self) -> str:
-        return f"TopK({_short(self.capacity)})"
+    def lattice(self, n: int) -> Lattice:
+        widest = [x for x in (self._largest, self.max_capacity, n) if x is not None]
+        return Lattice(np.ones(n, np.int64), self._marked, self._slack, reach=min(widest), heaviest=min(n, 1))
 
 
 class Knapsack(Constraint):
-    """Items of a total weight of at most the capacity.
+    """Items of a total weight of at most the capacity, and of at least ``at_least``.
 
     Args:
         weights: non-negative integers, (n,) or broadcastable to theta. Zero is fine; an item heavier than the
@@ -93,56 +108,43 @@ class Knapsack(Constraint):
         capacity: a non-negative integer, or integers broadcastable to the batch of theta. Time and scratch memory
             grow with it (at most with the total weight), so divide weights and capacity by a common factor if there
             is one.
-        max_capacity: an upper bound of a capacity that is traced by JAX: tables get that width, and a larger capacity
-            gives NaN. Not needed if the weights are known; then their sum is used.
+        at_least: the least total weight, of the same kind, in 0..capacity. ``at_least=capacity``: exactly that weight.
+        max_capacity: an upper bound of the capacity. Tables get that width, so that a capacity that changes from call
+            to call, or is traced by JAX, finds them compiled. A traced capacity above it gives NaN. Not needed if the
+            weights are known; then no table is wider than their sum.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([3.0, 2.0, 2.0]), kg.Knapsack([3, 2, 2], 4))
     array([0., 1., 1.])
+    >>> kg.solve(np.array([-3.0, -2.0, -2.0]), kg.Knapsack([3, 2, 2], 4, at_least=3))
+    array([1., 0., 0.])
     """
 
-    exactly = False
-
-    def __init__(self, weights: Any, capacity: Any, *, max_capacity: int | None = None) -> None:
-        super().__init__(_integers("capacity", capacity, "the largest total weight"), max_capacity)
-        self.weights = _integers("weights", weights, "one weight an item")
-        if self.weights.ndim == 0:
+    def __init__(self, weights: Any, capacity: Any, *, at_least: Any = 0, max_capacity: int | None = None) -> None:
+        weights = _integers("weights", weights, "one weight per item")
+        if weights.ndim == 0:
             raise ValueError(
-                "weights must have one entry an item, got a single number; for equal weights use np.full(n, weight)"
+                "weights must have one entry per item, got a single number; for equal weights use np.full(n, weight)"
             )
-        limits = [self.max_capacity] if self.max_capacity is not None else []
-        if isinstance(self.weights, np.ndarray) and self.weights.size:
-            limits.append(int(self.weights.sum(-1, dtype=np.float64).max()))
-        if not limits:
-            raise ValueError(
-                "weights and capacity are traced by JAX, and a table must have a width when it is compiled; give "
-                "Knapsack(weights, capacity, max_capacity=...) an upper bound of the capacity"
-            )
-        self._reach = min(limits)
-
-    def weights_of(self, n: int) -> Any:
-        return self.weights
-
-    def reach_of(self, n: int) -> int:
-        return self._reach
+        capacity = _integers("capacity", capacity, "the largest total weight")
+        at_least = _integers("at_least", at_least, "the least total weight")
+        _largest("capacity", capacity, max_capacity)
+        slack = _slack("capacity", capacity, at_least)
+        lattice = lattice_of(weights, _marked(capacity, max_capacity, at_least, weights), slack, max_capacity)
+        self._keep(weights=weights, capacity=capacity, at_least=at_least, max_capacity=max_capacity, _lattice=lattice)
 
     def check(self, shape: tuple[int, ...]) -> None:
         if self.weights.shape[-1] != shape[-1]:
             raise ValueError(
-                f"weights must have one entry an item: got {self.weights.shape[-1]} for theta of shape {tuple(shape)}, "
+                f"weights must have one entry per item: got {self.weights.shape[-1]} for theta of shape {tuple(shape)}, "
                 f"which has n = {shape[-1]} items"
             )
         _check_broadcast("weights", self.weights.shape, shape, "theta")
-        _check_broadcast("capacity", self.capacity.shape, shape[:-1], "the batch shape of theta")
+        for name in ("capacity", "at_least"):
+            _check_broadcast(name, getattr(self, name).shape, shape[:-1], "the batch shape of theta")
 
-    def __repr__(self) -> str:
-        return f"Knapsack(weights={_short(self.weights)}, capacity={_short(self.capacity)})"
-
-
-def _short(array: Any) -> Any:
-    if not isinstance(array, np.ndarray):
-        return "<traced>"
-    return array.tolist() if array.size <= 8 else f"<integers {array.shape}>"
+    def lattice(self, n: int) -> Lattice:
+        return self._lattice
 
 
 def check_constraint(constraint: Any) -> None:
@@ -170,32 +172,71 @@ def _check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...],
         )
 
 
+def _largest(name: str, capacity: Any, max_capacity: Any) -> int | None:
+    """Of the entries of a capacity, None if they are traced; they must not be above the given bound."""
+    if max_capacity is not None and (isinstance(max_capacity, bool) or not isinstance(max_capacity, (int, np.integer))):
+        raise TypeError(f"max_capacity must be an integer or None, got {max_capacity!r}")
+    if max_capacity is not None and max_capacity < 0:
+        raise ValueError(f"max_capacity must not be negative, got {max_capacity}")
+    if not isinstance(capacity, np.ndarray):
+        return None
+    largest = int(capacity.max(initial=0))
+    if max_capacity is not None and max_capacity < largest:
+        raise ValueError(f"max_capacity is {max_capacity}, and {name} is {largest} somewhere; give the largest {name}")
+    return largest if max_capacity is None else int(max_capacity)
+
+
+def _slack(name: str, capacity: Any, at_least: Any) -> Any:
+    """How much of the capacity may stay unused; None for all of it."""
+    known = isinstance(at_least, np.ndarray)
+    if known and not at_least.any():
+        return None
+    try:
+        slack = capacity - at_least
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"at_least of shape {at_least.shape} and {name} of shape {capacity.shape} do not broadcast; "
+            "both must broadcast to the batch of theta"
+        ) from None
+    if known and isinstance(capacity, np.ndarray) and (slack < 0).any():
+        raise ValueError(
+            f"at_least must not be above the {name}: it is {_offender(np.broadcast_to(at_least, slack.shape), slack < 0)}"
+            f", where the {name} is {np.broadcast_to(capacity, slack.shape)[slack < 0][0]}; lower it, or raise the {name}"
+        )
+    return np.asarray(slack) if isinstance(slack, np.integer) else slack
+
+
+def _marked(capacity: Any, max_capacity: int | None, at_least: Any, weights: Any = None) -> Any:
+    """The capacity, with -1 where an argument that is traced turns out not to be valid when it is run."""
+    traced = [not (x is None or isinstance(x, np.ndarray)) for x in (capacity, at_least, weights)]
+    valid: Any = True
+    if traced[0]:
+        valid = capacity >= 0 if max_capacity is None else (capacity >= 0) & (capacity <= max_capacity)
+    if traced[1]:
+        valid = valid & (at_least >= 0)
+    if traced[2]:
+        valid = valid & (weights >= 0).all(-1)
+    return (capacity + 1) * valid - 1 if any(traced) else capacity
+
+
 _LIMIT = 2**60  # sums of two stay within int64
 
 
-def is_traced(value: Any) -> bool:
-    """Whether JAX is tracing: then there are no values to look at."""
-    return "jax" in sys.modules and isinstance(value, sys.modules["jax"].core.Tracer)
-
-
 def _integers(name: str, value: Any, meaning: str) -> Any:
-    """A non-negative int64 array that nobody else holds, from a list, NumPy, torch or JAX; unless JAX is tracing it."""
-    if is_traced(value):
-        if value.dtype.kind not in "iu":
-            raise TypeError(f"{name} must be integers ({meaning}), got {value.dtype}; convert it by .astype(int)")
-        return value
-    if getattr(value, "requires_grad", False):
+    """A non-negative int64 array that nobody else holds, from a list or any framework; unless it is traced."""
+    backend = backends.backend_of(value)
+    if backend is not None and backend.requires_grad(value):
         raise ValueError(f"{name} requires a gradient, and selections have none for it; pass {name}.detach()")
     try:
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
-            value = value.double() if value.is_floating_point() else value  # NumPy does not know bfloat16
-        array = np.asarray(value)
+        array = backends.numbers(value)
     except Exception as error:
-        remedy = "; in torch.func.vmap give them a batch dimension instead" if hasattr(value, "detach") else ""
         raise TypeError(
-            f"{name} must be integers with values to look at ({meaning}), got {type(value).__name__}: {error}{remedy}"
+            f"{name} must be integers with values to look at ({meaning}), got {type(value).__name__}: {error}"
         ) from None
+    if not isinstance(array, np.ndarray):  # traced
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype}; convert it by .astype(int)")
+        return array if array.dtype in (np.int32, np.int64) else array.astype(np.int32)  # with room for a bound, and a sign
     if array.size == 0 and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "iuf":
@@ -206,8 +247,9 @@ def _integers(name: str, value: Any, meaning: str) -> Any:
         )
     if array.dtype.kind == "f" and not np.array_equal(array, np.rint(array)):
         raise ValueError(
-            f"{name} must be whole numbers ({meaning}), got {_offender(array, array != np.rint(array))}; "
-            "scale weights and capacity by a common factor, for example by 100 for two decimals, and round"
+            f"{name} must be whole numbers ({meaning}), got {_offender(array, array != np.rint(array))}; scale weights "
+            "and capacity by a common factor, for example by 100 for two decimals; if they are not whole then, round "
+            "the weights up and the capacity down, so that what fits in whole numbers fits in truth"
         )
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must not be negative ({meaning}), got {_offender(array, array < 0)}")

@@ -1,20 +1,20 @@
 """The eight operations: check the arguments, find the framework by theta's type, call the kernels.
 
-Everything here is written once for all frameworks, in terms of the few functions that :mod:`knapgrad.numpy`,
-:mod:`knapgrad.torch.backend` and their like provide. Kernels compute functions of theta / gamma:
+Everything here is written once for all frameworks, in terms of the functions that :class:`knapgrad.backends.Backend` names.
+Kernels compute functions of theta / gamma:
 ``value(theta; gamma) = gamma value(theta / gamma; 1)`` and ``relax(theta; gamma) = relax(theta / gamma; 1)``.
 """
 
 from __future__ import annotations
 
-import sys
 from math import inf, prod
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from knapgrad.backends import Backend, backend_of
 from knapgrad.constraints import Constraint, broadcasts, check_constraint
+from knapgrad.lattice import Lattice
 from knapgrad.regularizers import Regularizer, check_positive, check_regularizer
 
 Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX array
@@ -30,15 +30,14 @@ def solve(theta: Array, constraint: Constraint) -> Array:
         constraint: a :class:`TopK` or :class:`Knapsack`.
 
     Returns:
-        Zeros and ones (*batch, n), of theta's type. Time O(n C) an instance.
+        Zeros and ones (*batch, n), of theta's type. Time O(n C) per instance.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5))
     array([0., 1., 1.])
     """
-    backend = _backend_of(theta, constraint)
-    constants = backend.constants(constraint, theta)
-    y = backend.solve(backend.computable(theta), *constants, constraint.exactly, constraint.reach_of(theta.shape[-1]))
+    backend = _checked(theta, constraint)
+    y = backend.solve(backend.computable(theta), backend.lattice(constraint, theta))
     return backend.as_type(y, theta)
 
 
@@ -54,14 +53,14 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*batch,). Time O(n C) an instance. In torch and JAX twice differentiable.
+        (*batch,). Time O(n C) per instance. In torch and JAX twice differentiable.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.value(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
-    backend, gamma, problem = prepare(theta, constraint, regularizer)
-    return backend.as_type(_value(backend, theta, gamma, problem), theta)
+    call = prepare(theta, constraint, regularizer)
+    return call.backend.as_type(_value(call, theta), theta)
 
 
 def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -77,16 +76,16 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*batch, n), in [0, 1]; sums to k for top-k, weighs at most the capacity for a knapsack. Time O(n C) an
+        (*batch, n), in [0, 1]; sums to k for top-k, weighs at most the capacity for a knapsack. Time O(n C) per
         instance; between forward and backward theta and the result are kept, whatever C.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
     array([0., 1., 1.])
     """
-    backend, _, problem = prepare(theta, constraint, regularizer)
-    _, y = backend.operator(backend.computable(theta), *problem, True)
-    return backend.as_type(y, theta)
+    call = prepare(theta, constraint, regularizer)
+    _, y = call.backend.operator(call.backend.computable(theta), *call.problem, True)
+    return call.backend.as_type(y, theta)
 
 
 def sample(
@@ -101,24 +100,25 @@ def sample(
         theta: scores (*batch, n).
         constraint: a :class:`TopK` or :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
-        num_samples: how many selections of each instance; None for one, without a dimension for it.
+        num_samples: how many selections per instance; None for one, without a dimension for it.
         rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), a key (JAX), or None for the global
-            generator of the framework, which JAX has not.
+            generator of the framework (JAX has none: a key is needed).
 
     Returns:
         Zeros and ones, (num_samples, *batch, n) or (*batch, n), of theta's type, detached. For gradients see
-        ``rsample`` of :class:`knapgrad.torch.SubsetDistribution`. O(n C) once an instance and O(n) a sample.
+        ``rsample`` of :class:`knapgrad.torch.SubsetDistribution`. O(n C) per instance, then O(n) per sample.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.sample(np.zeros(5), kg.TopK(2), kg.Shannon(), num_samples=3, rng=0).sum(-1)
     array([2., 2., 2.])
     """
-    backend, _, problem = prepare(theta, constraint, regularizer)
+    call = prepare(theta, constraint, regularizer)
     if num_samples is not None and (not isinstance(num_samples, (int, np.integer)) or num_samples < 0):
         raise ValueError(f"num_samples must be a non-negative integer or None, got {num_samples!r}")
+    backend = call.backend
     scores = backend.computable(theta)
     uniforms = backend.uniforms(rng, (1 if num_samples is None else int(num_samples), *theta.shape), scores)
-    y = backend.as_type(backend.sample(scores, uniforms, *problem), theta)
+    y = backend.as_type(backend.sample(scores, uniforms, *call.problem), theta)
     return y[0] if num_samples is None else y
 
 
@@ -144,21 +144,23 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     >>> np.exp(kg.log_prob(np.zeros(4), y, kg.TopK(2), kg.Shannon())).round(6)
     np.float64(0.166667)
     """
-    backend, gamma, problem = prepare(theta, constraint, regularizer)
+    call = prepare(theta, constraint, regularizer)
+    backend = call.backend
     y = backend.array(y, theta, "y")
     if y.shape[max(y.ndim - theta.ndim, 0) :] != theta.shape:
         raise ValueError(
             f"y must have the shape of theta, {tuple(theta.shape)}, or that with samples in front; got {tuple(y.shape)}"
         )
-    if not backend.may_be_selection(y):
+    seen = backend.known(y)
+    if seen is not None and not ((seen == 0) | (seen == 1)).all():
         raise ValueError("y must be a selection of zeros and ones; for soft targets use knapgrad.fenchel_young_loss")
     scores, y = backend.double(theta), backend.double(y)
     if regularizer.name == "shannon":
-        optimum, _ = backend.operator(scores, *problem, backend.differentiates(scores, gamma))
-        result = gibbs_log_prob(backend, scores, y, optimum, gamma, problem)
+        optimum, _ = backend.operator(scores, *call.problem, backend.differentiates(scores, call.gamma))
+        result = gibbs_log_prob(backend, scores, y, optimum, call.gamma, constraint)
     else:
         flat = y.reshape((prod(y.shape[: y.ndim - theta.ndim]), *theta.shape))
-        result = backend.log_prob(scores, flat, *problem).reshape(y.shape[:-1])
+        result = backend.log_prob(scores, flat, *call.problem).reshape(y.shape[:-1])
     return backend.as_type(result, theta)
 
 
@@ -180,9 +182,9 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
     >>> kg.entropy(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
-    backend, _, problem = prepare(theta, constraint, regularizer)
-    result = backend.entropy(backend.double(theta), *problem)
-    return backend.as_type(result, theta)
+    call = prepare(theta, constraint, regularizer)
+    result = call.backend.entropy(call.backend.double(theta), *call.problem)
+    return call.backend.as_type(result, theta)
 
 
 def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -199,17 +201,18 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
-        (*batch,), one loss an instance. For a reduction see :class:`knapgrad.torch.FenchelYoungLoss`.
+        (*batch,), one loss per instance. For a reduction see :class:`knapgrad.torch.FenchelYoungLoss`.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.fenchel_young_loss(np.array([5.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0]), kg.TopK(1), kg.Gini())
     array(0.)
     """
-    backend, gamma, problem = prepare(theta, constraint, regularizer)
+    call = prepare(theta, constraint, regularizer)
+    backend = call.backend
     target = backend.array(target, theta, "target")
     if target.shape != theta.shape:
         raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
-    loss = _value(backend, theta, gamma, problem) - inner(backend, backend.computable(theta), target)
+    loss = _value(call, theta) - inner(backend, backend.computable(theta), target)
     return backend.as_type(loss, theta)
 
 
@@ -235,55 +238,28 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     >>> kg.divergence(np.array([9.0, 0.0, 0.0]), kg.TopK(1), kg.Gini()).round(3)
     np.float64(0.391)
     """
-    backend, gamma, problem = prepare(theta, constraint, regularizer)
+    call = prepare(theta, constraint, regularizer)
+    backend = call.backend
     prior = backend.array(0.0 if prior is None else prior, theta, "prior")
     if not broadcasts(prior.shape, theta.shape):
         raise ValueError(f"prior must broadcast to theta, {tuple(theta.shape)}, got {tuple(prior.shape)}")
     prior = backend.as_type(backend.broadcast_to(prior, theta.shape), theta)
     scores, prior = backend.computable(theta), backend.computable(prior)
-    optimum, y = backend.operator(scores, *problem, True)
-    gap = _value(backend, prior, gamma, problem) - gamma * optimum
+    optimum, y = backend.operator(scores, *call.problem, True)
+    gap = _value(call, prior) - call.gamma * optimum
     return backend.as_type(gap + inner(backend, scores, y) - inner(backend, prior, y), theta)
 
 
-def _framework_of(theta: Any) -> ModuleType:
-    """Our module for theta's type. A framework counts only if the user has imported it, so none is a dependency."""
-    if isinstance(theta, np.ma.MaskedArray):
-        raise TypeError("theta must not be a masked array; items that are out get -inf, by theta.filled(-np.inf)")
-    if isinstance(theta, np.ndarray):
-        import knapgrad.numpy
+class Call(NamedTuple):
+    """A call whose arguments were checked."""
 
-        return knapgrad.numpy
-    if "torch" in sys.modules and isinstance(theta, sys.modules["torch"].Tensor):
-        import knapgrad.torch.backend
-
-        return knapgrad.torch.backend
-    if "jax" in sys.modules and isinstance(theta, sys.modules["jax"].Array):
-        import knapgrad.jax.backend
-
-        return knapgrad.jax.backend
-    raise TypeError(
-        f"theta must be a NumPy array, a torch tensor or a JAX array, got {type(theta).__name__}; "
-        "convert it, for example by np.asarray"
-    )
+    backend: Backend
+    gamma: Any  # a number or an array
+    problem: tuple[Lattice, Any, str]  # what every operation of a backend takes: lattice, gamma as an array, regularizer
 
 
-def _backend_of(theta: Any, constraint: Constraint) -> ModuleType:
-    backend = _framework_of(theta)
-    if not backend.is_floating(theta):
-        raise TypeError(f"theta must hold floating-point scores, got {theta.dtype}; convert it to float32 or float64")
-    if theta.ndim == 0:
-        raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
-    check_constraint(constraint)
-    constraint.check(theta.shape)
-    return backend
-
-
-def prepare(
-    theta: Any, constraint: Constraint, regularizer: Regularizer
-) -> tuple[ModuleType, Any, tuple[Any, Any, Any, str, bool, int]]:
-    """Our module for theta's framework; gamma, a number or an array; and what every operator takes after theta."""
-    backend = _backend_of(theta, constraint)
+def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer) -> Call:
+    backend = _checked(theta, constraint)
     check_regularizer(regularizer)
     gamma = regularizer.gamma
     if isinstance(gamma, float):
@@ -296,29 +272,44 @@ def prepare(
                 f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
                 f"{tuple(theta.shape[:-1])}; give it one entry in all, or just that shape"
             )
-    constants = backend.constants(constraint, theta)
-    reach = constraint.reach_of(theta.shape[-1])
-    return backend, gamma, (*constants, strength, regularizer.name, constraint.exactly, reach)
+    return Call(backend, gamma, (backend.lattice(constraint, theta), strength, regularizer.name))
 
 
-def _value(backend: ModuleType, theta: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
-    relaxed = backend.differentiates(theta, gamma)  # the gradient is there for little more than the value
-    return gamma * backend.operator(backend.computable(theta), *problem, relaxed)[0]
+def _checked(theta: Any, constraint: Constraint) -> Backend:
+    """The backend of theta, which fits the constraint."""
+    if isinstance(theta, np.ma.MaskedArray):
+        raise TypeError("theta must not be a masked array; items that are out get -inf, by theta.filled(-np.inf)")
+    backend = backend_of(theta)
+    if backend is None:
+        raise TypeError(
+            f"theta must be a NumPy array, a torch tensor or a JAX array, got {type(theta).__name__}; "
+            "convert it, for example by np.asarray"
+        )
+    if not backend.is_floating(theta):
+        raise TypeError(f"theta must hold floating-point scores, got {theta.dtype}; convert it to float32 or float64")
+    if theta.ndim == 0:
+        raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
+    check_constraint(constraint)
+    constraint.check(theta.shape)
+    return backend
 
 
-def gibbs_log_prob(backend: ModuleType, scores: Any, y: Any, optimum: Any, gamma: Any, problem: tuple[Any, ...]) -> Any:
+def _value(call: Call, theta: Any) -> Any:
+    backend = call.backend
+    relaxed = backend.differentiates(theta, call.gamma)  # the gradient is there for little more than the value
+    return call.gamma * backend.operator(backend.computable(theta), *call.problem, relaxed)[0]
+
+
+def gibbs_log_prob(backend: Backend, scores: Any, y: Any, optimum: Any, gamma: Any, constraint: Constraint) -> Any:
     """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
-    weights, capacity = backend.array(problem[0], y, "weights"), backend.array(problem[1], y, "capacity")
-    exactly = problem[4]
-    load, out = (weights * y).sum(-1), scores == -inf
-    feasible = (load == capacity) if exactly else (load <= capacity)
-    feasible = feasible & ~(out & (y != 0)).any(-1)
+    out = scores == -inf
+    feasible = constraint.contains(y) & ~(out & (y != 0)).any(-1)
     result = backend.sum_double(backend.where(out, 0.0, scores) * y) / gamma - optimum
     result = result - backend.detached(backend.where(result > 0, result, 0.0))  # a probability of 1, and rounding
     return backend.where(feasible, result, 0.0 * optimum - inf)  # NaN where the optimum is
 
 
-def inner(backend: ModuleType, scores: Any, y: Any) -> Any:
+def inner(backend: Backend, scores: Any, y: Any) -> Any:
     """<scores, y> in float64, where an infinite score of an item that is not picked counts nothing."""
     scores, y = backend.double(scores), backend.double(y)
     return backend.sum_double(backend.where((y == 0) & (abs(scores) == inf), 0.0, scores) * y)

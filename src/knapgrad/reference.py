@@ -1,26 +1,25 @@
 """The specification: the sweeps for one instance, short and slow. The fast kernels are tested against it, and against
 enumeration where it is silent: the mode, and the gradient of log_prob.
 
-Arguments: ``theta`` (n,) already divided by gamma, ``weights`` (n,) non-negative integers, ``capacity`` an integer,
-    ``regularizer`` a class of :mod:`knapgrad.regularizers`, and ``exactly``: False for a knapsack (total weight at
-    most the capacity), True for top-k (all weights 1, the capacity used up). Rows run over c = 0..capacity; an item
-    of weight 0 can be picked even at c = 0.
+Arguments: ``theta`` (n,) already divided by gamma, ``lattice`` a :class:`knapgrad.lattice.Lattice` of one instance
+    (weights (n,), capacity and slack numbers), ``regularizer`` a class of :mod:`knapgrad.regularizers`. Rows run over
+    c = 0..capacity; an item of weight 0 can be picked even at c = 0.
 
 Tags such as [V] name the equations in docs/math.md; the kernels carry the same tags.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from knapgrad.regularizers import Hard, Regularizer
+from knapgrad.lattice import INFEASIBLE, Lattice
+from knapgrad.regularizers import Hard, Regularizer, entropy as entropy_added, linear
 
 Array = np.ndarray
 Choice = type[Regularizer]
-
-INFEASIBLE = -1e300  # finite, so that differences of infeasible values are numbers; any theta vanishes beside it
 
 
 def _up(row: Array, w: int, fill: float) -> Array:
@@ -33,100 +32,92 @@ def _down(row: Array, w: int) -> Array:
     return np.concatenate([row[w:], np.zeros(min(w, len(row)))])
 
 
-def tables(theta: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> tuple[Array, Array]:
+def tables(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[Array, Array]:
     """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c, and Q, the chance to pick i."""
-    n = len(theta)
+    n, c = len(theta), np.arange(lattice.capacity + 1)
     theta = np.where(theta == -np.inf, INFEASIBLE, theta)
-    V = np.zeros((n + 1, capacity + 1))
-    Q = np.zeros((n + 1, capacity + 1))
-    if exactly:
-        V[0, 1:] = INFEASIBLE
+    V, Q = np.zeros((2, n + 1, len(c)))
+    V[0] = 0 if lattice.slack is None else np.where(c <= lattice.slack, 0, INFEASIBLE)
     for i in range(1, n + 1):
         skip = V[i - 1]
-        pick = _up(V[i - 1], weights[i - 1], INFEASIBLE) + theta[i - 1]
+        pick = _up(V[i - 1], lattice.weights[i - 1], INFEASIBLE) + theta[i - 1]
         delta = pick - skip
-        fits = np.arange(capacity + 1) >= weights[i - 1]
+        fits = c >= lattice.weights[i - 1]
         V[i] = np.where(fits, np.where(delta > 0, pick, skip) + regularizer.value(delta), skip)  # [V]
         Q[i] = np.where(fits, regularizer.prob(delta), 0)  # [Q]
     return V, Q
 
 
-def operator(theta: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> tuple[float, Array]:
+def operator(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[float, Array]:
     """The smoothed optimum, and its gradient: the relaxed selection (n,)."""
-    V, Q = tables(theta, weights, capacity, regularizer, exactly)
+    V, Q = tables(theta, lattice, regularizer)
     y = np.zeros(len(theta))
-    E = np.zeros(capacity + 1)
-    E[capacity] = 1
+    E = np.zeros(lattice.capacity + 1)
+    E[lattice.capacity] = 1
     for i in range(len(theta), 0, -1):
         picked = E * Q[i]
         y[i - 1] = picked.sum()  # [y]
-        E = E - picked + _down(picked, weights[i - 1])  # [E]
-    return V[-1, capacity], y
+        E = E - picked + _down(picked, lattice.weights[i - 1])  # [E]
+    return V[-1, lattice.capacity], y
 
 
-def vjp(theta: Array, z: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> Array:
+def vjp(theta: Array, z: Array, lattice: Lattice, regularizer: Choice) -> Array:
     """The Jacobian of the relaxed selection times z; it is symmetric, so this is both the VJP and the JVP."""
-    _, Q = tables(theta, weights, capacity, regularizer, exactly)
-    return _tangent(Q, Q * np.append(0, z)[:, None], np.append(0, z)[:, None], weights, capacity, regularizer)[1]
+    return _tangent(theta, linear, z, lattice, regularizer)[1]
 
 
-def entropy(theta: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> tuple[float, Array]:
+def entropy(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[float, Array]:
     """The Shannon entropy of the distribution over selections, and its gradient (n,)."""
-    _, Q = tables(theta, weights, capacity, regularizer, exactly)
-    inside = np.where((Q > 0) & (Q < 1), Q, 0.5)
-    added = np.where(inside == Q, -Q * np.log(inside) - (1 - Q) * np.log(1 - inside), 0)
-    slope = np.where(inside == Q, np.log(1 - inside) - np.log(inside), 0)
-    return _tangent(Q, added, slope, weights, capacity, regularizer)
+    return _tangent(theta, entropy_added, np.zeros(len(theta)), lattice, regularizer)
 
 
 def _tangent(
-    Q: Array, added: Array, slope: Array, weights: Array, capacity: int, regularizer: Choice
+    theta: Array, source: Callable[..., Any], z: Array, lattice: Lattice, regularizer: Choice
 ) -> tuple[float, Array]:
-    """Follows what every decision adds to a sum along the path, and differentiates the expected sum.
-
-    ``added`` (as large as Q) is what the decision at (i, c) adds on average, ``slope`` its derivative by Q[i, c].
-    """
-    n = len(Q) - 1
-    T = np.zeros(capacity + 1)
+    """Follows what every decision adds to a sum along the path, and differentiates the expected sum."""
+    _, Q = tables(theta, lattice, regularizer)
+    n, weights = len(theta), lattice.weights
+    T = np.zeros(lattice.capacity + 1)
     R = np.zeros_like(Q)
     for i in range(1, n + 1):
+        added, slope = source(Q[i], z[i - 1])
         change = _up(T, weights[i - 1], 0) - T
-        R[i] = regularizer.dprob(Q[i]) * (change + slope[i])  # [Q']
-        T = T + Q[i] * change + added[i]  # [V']
+        R[i] = regularizer.dprob(Q[i]) * (change + slope)  # [Q']
+        T = T + Q[i] * change + added  # [V']
     product = np.zeros(n)
-    E, D = np.zeros(capacity + 1), np.zeros(capacity + 1)
-    E[capacity] = 1
+    E, D = np.zeros((2, lattice.capacity + 1))
+    E[lattice.capacity] = 1
     for i in range(n, 0, -1):
         picked, change = E * Q[i], D * Q[i] + E * R[i]
         product[i - 1] = change.sum()  # [Hz]
         E = E - picked + _down(picked, weights[i - 1])  # [E]
         D = D - change + _down(change, weights[i - 1])  # [E']
-    return T[capacity], product
+    return T[lattice.capacity], product
 
 
-def sample(theta: Array, uniforms: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> Array:
+def sample(theta: Array, uniforms: Array, lattice: Lattice, regularizer: Choice) -> Array:
     """A selection (n,) from uniform numbers (n,) in [0, 1), by ancestral sampling from the last item to the first."""
-    _, Q = tables(theta, weights, capacity, regularizer, exactly)
-    y, c = np.zeros(len(theta)), capacity
+    _, Q = tables(theta, lattice, regularizer)
+    y, c = np.zeros(len(theta)), lattice.capacity
     for i in range(len(theta), 0, -1):
         y[i - 1] = uniforms[i - 1] < Q[i, c]  # [sample]
-        c -= int(y[i - 1]) * weights[i - 1]
+        c -= int(y[i - 1]) * lattice.weights[i - 1]
     return y
 
 
-def solve(theta: Array, weights: Array, capacity: int, exactly: bool) -> Array:
+def solve(theta: Array, lattice: Lattice) -> Array:
     """The best selection (n,)."""
-    return sample(theta, np.full(len(theta), 0.5), weights, capacity, Hard, exactly)
+    return sample(theta, np.full(len(theta), 0.5), lattice, Hard)
 
 
-def log_prob(theta: Array, y: Array, weights: Array, capacity: int, regularizer: Choice, exactly: bool) -> Any:
+def log_prob(theta: Array, y: Array, lattice: Lattice, regularizer: Choice) -> Any:
     """The log-probability of a selection y (n,); -inf if it is infeasible or never drawn."""
-    _, Q = tables(theta, weights, capacity, regularizer, exactly)
-    probability, c = 1.0, capacity
+    _, Q = tables(theta, lattice, regularizer)
+    probability, c = 1.0, lattice.capacity
     for i in range(len(theta), 0, -1):
         if c < 0:
             return -np.inf
         probability *= Q[i, c] if y[i - 1] else 1 - Q[i, c]  # [log-prob]
-        c -= int(y[i - 1]) * weights[i - 1]
+        c -= int(y[i - 1]) * lattice.weights[i - 1]
     with np.errstate(divide="ignore"):
         return np.log(probability)

@@ -12,27 +12,34 @@ dprob    the derivative of ``prob``, as a function of ``q``; 0 where the decisio
 The strength gamma never enters: ``max_{gamma Omega}(x) = gamma max_Omega(x / gamma)``, so kernels divide theta by it as
 they read it.
 
-The functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend runs
+A tangent sweep follows what each decision adds to a sum along the path: :func:`linear` for derivatives in a direction,
+:func:`entropy` for the entropy. They return what is added on average, and the derivative of that by ``q``.
+
+All these functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend runs
 the same code with its own ``xp`` (:func:`rebind`). They branch by ``where``, since ``clip`` and ``minimum`` lose NaN
 in some backends.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 
-xp = np
+from knapgrad import backends
+from knapgrad.values import Value
+
+xp: Any = np
 
 
-class Regularizer:
+class Regularizer(Value):
     """A smoothing of strength ``gamma > 0``.
 
-    A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`.
+    A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`. It is a
+    value: it can be compared, hashed, pickled and copied, but not changed. (Two with tensors are equal if they hold the
+    same tensor.)
 
     Args:
         gamma: a number, or an array or tensor broadcastable to the batch of theta. Gradients flow into a tensor. To
@@ -45,15 +52,9 @@ class Regularizer:
         if isinstance(gamma, (list, tuple)):
             gamma = np.asarray(gamma, dtype=float)
         check_positive(gamma)
-        self.gamma = float(gamma) if isinstance(gamma, (int, np.number)) else gamma
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(gamma={self.gamma})"
-
-    @classmethod
-    def functions(cls) -> tuple[Callable[..., Any], ...]:
-        """``value``, ``prob`` and ``dprob``."""
-        return cls.value, cls.prob, cls.dprob
+        if isinstance(gamma, np.ndarray):
+            gamma = gamma.copy()
+        self._keep(gamma=float(gamma) if isinstance(gamma, (int, np.number)) else gamma)
 
     @staticmethod
     def value(delta):
@@ -182,11 +183,26 @@ class Hard(Regularizer):
 REGULARIZERS: dict[str, type[Regularizer]] = {cls.name: cls for cls in (Shannon, Gini, Tsallis)}
 
 
-def check_regularizer(regularizer: Any) -> None:
-    if not isinstance(regularizer, Regularizer) or regularizer.name not in REGULARIZERS:
-        choices = ", ".join(f"knapgrad.{cls.__name__}(gamma)" for cls in REGULARIZERS.values())
-        hint = " (a class: call it)" if isinstance(regularizer, type) else ""
-        raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}{hint}")
+def linear(q, z):
+    """A pick adds z."""
+    return q * z, z
+
+
+def entropy(q, z):
+    """A decision adds its surprise, ``h(q) = -q log q - (1 - q) log(1 - q)`` on average."""
+    spread = q * (1.0 - q)
+    inside = xp.where(spread > 0.0, q, 0.5)
+    pick, skip = xp.log(inside), xp.log(1.0 - inside)
+    return xp.where(spread > 0.0, -q * pick - (1.0 - q) * skip, spread), xp.where(spread > 0.0, skip - pick, spread)
+
+
+DIRECTIONS: dict[str, Callable[..., Any]] = {"linear": linear, "entropy": entropy}
+
+
+def functions(name: str) -> dict[str, Callable[..., Any]]:
+    """``value``, ``prob`` and ``dprob`` of the regularizer of that name, also of the hard one."""
+    cls = Hard if name == Hard.name else REGULARIZERS[name]
+    return {"value": cls.value, "prob": cls.prob, "dprob": cls.dprob}
 
 
 def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., Any]:
@@ -197,26 +213,26 @@ def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., A
     return rebound
 
 
+def check_regularizer(regularizer: Any) -> None:
+    if not isinstance(regularizer, Regularizer) or regularizer.name not in REGULARIZERS:
+        choices = ", ".join(f"knapgrad.{cls.__name__}(gamma)" for cls in REGULARIZERS.values())
+        hint = " (a class: call it)" if isinstance(regularizer, type) else ""
+        raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}{hint}")
+
+
 def check_positive(gamma: Any) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
-        return  # looking at values would break the graph
-    if getattr(gamma, "is_cuda", False):
-        return  # looking would stall the device
-    jax = sys.modules.get("jax")
-    if jax is not None and isinstance(gamma, jax.Array):
-        traced = isinstance(gamma, jax.core.Tracer)
-        if traced or any(device.platform != "cpu" for device in gamma.devices()):
+    """Raises unless gamma is positive and finite, as far as its values can be looked at."""
+    if isinstance(gamma, (int, float)):
+        good = 0 < gamma < float("inf")
+    else:
+        values = backends.known(gamma)
+        if values is None:
             return
-        gamma = np.asarray(gamma)  # a comparison of JAX arrays would be traced
-    try:
-        good = (gamma > 0) & (gamma < float("inf"))
-        good = bool(good if isinstance(gamma, (int, float)) else good.all())
-    except RuntimeError:  # batched by torch.func.vmap: no values to look at
-        return
-    except (TypeError, AttributeError):
-        raise TypeError(
-            f"gamma must be a number, an array or a tensor, got {type(gamma).__name__}; for example knapgrad.Gini(0.5)"
-        ) from None
+        if values.dtype.kind not in "iuf":
+            raise TypeError(
+                f"gamma must be a number, an array or a tensor, got {type(gamma).__name__}; "
+                "for example knapgrad.Gini(0.5)"
+            )
+        good = bool(((values > 0) & (values < np.inf)).all())
     if not good:
         raise ValueError(f"gamma must be positive and finite, got {gamma}; to select without smoothing: knapgrad.solve")

@@ -1,8 +1,8 @@
-"""JAX arrays: what :mod:`knapgrad.ops` asks of every framework."""
+"""JAX arrays: the functions of :class:`knapgrad.backends.Backend`."""
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -12,35 +12,70 @@ from jax import Array
 
 from knapgrad.constraints import Constraint
 from knapgrad.jax import operators
-from knapgrad.kernels.jax_scan import Choice, Problem
+from knapgrad.kernels.jax_scan import float64
+from knapgrad.lattice import Lattice
 
 where, broadcast_to = jnp.where, jnp.broadcast_to
 
-
-def _compiled(function: Any) -> Any:
-    """Compiled once for each choice, also when the caller does not compile."""
-    compiled = partial(jax.jit, static_argnums=0)(function)
-
-    def call(theta: Array, *rest: Any) -> Any:
-        *extra, weights, capacity, gamma, regularizer, exactly, reach = rest
-        heaviest = int(weights.max(initial=0)) if isinstance(weights, np.ndarray) else reach + 1
-        choice = Choice(regularizer, exactly, reach, heaviest)
-        return compiled(choice, Problem(theta, weights, capacity, jnp.asarray(gamma, theta.dtype)), *extra)
-
-    return call
+# Compiled once for each regularizer and lattice, also when the caller does not compile.
+_value, _operator, _entropy, _sample, _log_prob = (
+    jax.jit(function, static_argnums=0)
+    for function in (operators.value, operators.operator, operators.entropy, operators.sample, operators.log_prob)
+)
+solve = jax.jit(operators.solve)
 
 
-_value, _operator, _solve = _compiled(operators.value), _compiled(operators.operator), _compiled(operators.solve)
-entropy, sample, log_prob = _compiled(operators.entropy), _compiled(operators.sample), _compiled(operators.log_prob)
+def operator(
+    theta: Array, lattice: Lattice, gamma: Any, regularizer: str, relaxed: bool
+) -> tuple[Array, Array | None]:
+    gamma = jnp.asarray(gamma, theta.dtype)
+    if relaxed:
+        return _operator(regularizer, theta, lattice, gamma)
+    return _value(regularizer, theta, lattice, gamma), None
 
 
-def operator(theta: Array, *problem: Any) -> tuple[Array, Array | None]:
-    *problem_alone, relaxed = problem
-    return _operator(theta, *problem_alone) if relaxed else (_value(theta, *problem_alone), None)
+def entropy(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
+    return _entropy(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))
 
 
-def solve(theta: Array, weights: Any, capacity: Any, exactly: bool, reach: int) -> Array:
-    return _solve(jax.lax.stop_gradient(theta), weights, capacity, np.ones(()), "hard", exactly, reach)
+def sample(theta: Array, uniforms: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
+    return _sample(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype), uniforms)
+
+
+def log_prob(theta: Array, y: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
+    return _log_prob(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype), y)
+
+
+def lattice(constraint: Constraint, theta: Array) -> Lattice:
+    """In int32, since no weight above the reach matters; a capacity that is not valid is -1."""
+    known = constraint.lattice(theta.shape[-1])
+    capacity, slack, reach = _clipped(known.capacity, -1, known.reach), known.slack, known.reach
+    if slack is not None:
+        slack = _clipped(slack - (known.capacity - capacity), -1, reach)
+    return known.replace(weights=_clipped(known.weights, 0, reach + 1), capacity=capacity, slack=slack)
+
+
+def _clipped(x: Any, least: int, most: int) -> Any:
+    """As int32; in NumPy if x is known."""
+    return (np if isinstance(x, np.ndarray) else jnp).clip(x, least, most).astype(np.int32)
+
+
+def numbers(x: Array) -> Any:
+    return x if isinstance(x, jax.core.Tracer) else np.asarray(x)
+
+
+def known(x: Array) -> np.ndarray | None:
+    if isinstance(x, jax.core.Tracer) or any(device.platform != "cpu" for device in x.devices()):
+        return None
+    return np.asarray(x)
+
+
+def unchanging(x: Array) -> np.ndarray | None:
+    return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
+
+
+def requires_grad(x: Array) -> bool:
+    return False
 
 
 def is_floating(x: Array) -> bool:
@@ -56,13 +91,6 @@ def detached(x: Array) -> Array:
     return jax.lax.stop_gradient(x)
 
 
-def may_be_selection(y: Array) -> bool:
-    """False if it can be seen, without stalling a device or a trace, that it is not of zeros and ones."""
-    if isinstance(y, jax.core.Tracer) or any(device.platform != "cpu" for device in y.devices()):
-        return True
-    return bool(np.isin(np.asarray(y), (0, 1)).all())
-
-
 def computable(x: Array) -> Array:
     """Half precision is computed in float32."""
     return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
@@ -71,6 +99,10 @@ def computable(x: Array) -> Array:
 def double(x: Array) -> Array:
     """float64 where it is switched on."""
     return x.astype(jax.dtypes.canonicalize_dtype(jnp.float64))
+
+
+def exact() -> AbstractContextManager[Any]:
+    return float64(True)
 
 
 def sum_double(x: Array) -> Array:
@@ -85,36 +117,6 @@ def as_type(x: Any, like: Array) -> Array:
 def array(x: Any, like: Array, name: str) -> Array:
     """Numbers of any origin as an array."""
     return x if isinstance(x, Array) else jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
-
-
-def constants(constraint: Constraint, like: Array) -> tuple[Any, Any]:
-    """Weights and capacity for operators on an array (*batch, n), as int32: no weight above the reach matters. A
-    capacity above what the constraint was made for, or below 0, is marked as not valid, and so is one with a traced
-    weight below 0."""
-    reach = constraint.reach_of(like.shape[-1])
-    weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
-    limit = reach if constraint.exactly else constraint.max_capacity
-    valid: Any = True
-    if isinstance(weights, np.ndarray):
-        weights = np.minimum(weights, reach + 1).astype(np.int32)
-    else:
-        valid = (weights >= 0).all(-1)
-        weights = _clipped(weights, reach + 1)
-    if isinstance(capacity, np.ndarray) and valid is True:
-        return weights, np.minimum(capacity, reach).astype(np.int32)
-    if not isinstance(capacity, np.ndarray):
-        wide = _wide(capacity)
-        valid &= (wide >= 0) if limit is None else (wide >= 0) & (wide <= limit)
-    return weights, jnp.where(valid, _clipped(jnp.asarray(capacity), reach), -1)
-
-
-def _clipped(x: Array, most: int) -> Array:
-    return jnp.clip(_wide(x), 0, most).astype(jnp.int32)
-
-
-def _wide(x: Array) -> Array:
-    """Integers that a bound has room in."""
-    return x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Array) -> Array:

@@ -5,6 +5,7 @@ try:
 except ImportError as error:
     raise ImportError("knapgrad.torch needs PyTorch; install it with: pip install 'knapgrad[torch]'") from error
 
+import knapgrad.torch.divergence  # noqa: F401  registers it with torch.distributions
 from knapgrad.torch.distribution import SubsetDistribution
 from knapgrad.torch.modules import FenchelYoungLoss, Relax, Sample
 

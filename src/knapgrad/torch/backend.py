@@ -1,15 +1,19 @@
-"""torch tensors: what :mod:`knapgrad.ops` asks of every framework."""
+"""torch tensors: the functions of :class:`knapgrad.backends.Backend`."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from knapgrad.constraints import Constraint
-from knapgrad.torch import operators
+from knapgrad.lattice import Lattice
+from knapgrad.torch import operators, private
 from knapgrad.torch.operators import entropy, operator
+from knapgrad.torch.registration import as_tensor
 
 __all__ = ["entropy", "operator"]
 
@@ -17,17 +21,25 @@ where, broadcast_to = torch.where, torch.broadcast_to
 
 
 @torch.no_grad()
-def sample(*arguments: Any) -> Tensor:
-    return operators.sample(*arguments, None)
+def sample(theta: Tensor, uniforms: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> Tensor:
+    return operators.sample(theta, uniforms, lattice, gamma, regularizer, None)
+
+
+def rsample(theta: Tensor, uniforms: Tensor, lattice: Lattice, gamma: Any, regularizer: str, table: Any) -> Tensor:
+    """Selections (samples, *batch, n), with the vector-Jacobian product of the mean as their gradient."""
+    problem = lattice, gamma, regularizer
+    with torch.no_grad():
+        drawn = operators.sample(theta, uniforms, *problem, table)
+    return operators.surrogate(theta, drawn.to(theta.dtype), *problem)
 
 
 @torch.no_grad()
-def solve(*arguments: Any) -> Tensor:
-    return operators.solve(*arguments)
+def solve(theta: Tensor, lattice: Lattice) -> Tensor:
+    return operators.solve(theta, lattice)
 
 
-def log_prob(*arguments: Any) -> Tensor:
-    return operators.log_prob(*arguments, None)
+def log_prob(theta: Tensor, y: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> Tensor:
+    return operators.log_prob(theta, y, lattice, gamma, regularizer, None)
 
 
 def is_floating(x: Tensor) -> bool:
@@ -45,11 +57,25 @@ def detached(x: Tensor) -> Tensor:
     return x.detach()
 
 
-def may_be_selection(y: Tensor) -> bool:
-    """False if it can be seen, without stalling a device or breaking a trace, that it is not of zeros and ones."""
-    if y.is_cuda or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(y):
-        return True
-    return bool(((y == 0) | (y == 1)).all())
+def numbers(x: Tensor) -> np.ndarray:
+    if not private.has_values(x):
+        raise TypeError("it is batched by torch.func.vmap; give it a batch dimension instead")
+    x = x.detach().cpu()
+    return (x.double() if x.is_floating_point() else x).numpy()  # NumPy does not know bfloat16
+
+
+def known(x: Tensor) -> np.ndarray | None:
+    if x.is_cuda or x.is_meta or torch.compiler.is_compiling() or not private.has_values(x):
+        return None
+    return numbers(x)
+
+
+def unchanging(x: Tensor) -> None:
+    return None
+
+
+def requires_grad(x: Tensor) -> bool:
+    return x.requires_grad
 
 
 def computable(x: Tensor) -> Tensor:
@@ -59,6 +85,10 @@ def computable(x: Tensor) -> Tensor:
 
 def double(x: Tensor) -> Tensor:
     return x.double()
+
+
+def exact() -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
 def sum_double(x: Tensor) -> Tensor:
@@ -75,45 +105,46 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
     if isinstance(x, (int, float)):
         return like.new_full((), x)  # without a copy that the device would have to wait for
     if not isinstance(x, Tensor):
-        return torch.as_tensor(x, device=like.device)
+        return torch.as_tensor(as_tensor(x) if isinstance(x, np.ndarray) else x, device=like.device)
     if x.device != like.device and (x.dim() > 0 or not x.is_cpu):
         raise ValueError(f"{name} is on {x.device} and theta on {like.device}: use {name}.to(theta.device)")
     return x
 
 
-def constants(constraint: Constraint, like: Tensor) -> tuple[Any, Any]:
-    """Weights and capacity for operators on a tensor (*batch, n). On a device they are kept with the constraint:
-    copying them there in every call would make it wait."""
-    weights, capacity = constraint.weights_of(like.shape[-1]), constraint.capacity
-    if not like.is_cuda:
-        return weights, capacity
-    key = like.device.index, like.shape[-1]
+def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
+    """On a device its arrays are kept with the constraint: copying them there in every call would make it wait."""
+    plain = constraint.lattice(theta.shape[-1])
+    if not theta.is_cuda:
+        return plain
+    copies, key = constraint.copies, (theta.device.index, theta.shape[-1])
     event = (*key, "copied")
-    copies = constraint.copies.get(key)
+    copy = copies.get(key)
     if torch.compiler.is_compiling():
-        return copies or (_sent(weights, like.device), _sent(capacity, like.device))
+        return copy or _sent(plain, theta.device)
     capturing = torch.cuda.is_current_stream_capturing()
-    if copies is None:
+    if copy is None:
         if capturing:
             raise RuntimeError(
                 "weights and capacity are not on the device yet, and cannot go there while a CUDA graph is captured; "
                 "make one call with this constraint, and a theta of this shape, before"
             )
         with torch.inference_mode(False):
-            copies = _sent(weights, like.device), _sent(capacity, like.device)
-        if type(copies[0]) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(copies[0]):
-            constraint.copies[key] = copies
-            constraint.copies[event] = torch.cuda.current_stream(like.device).record_event()
-    elif not capturing and event in constraint.copies:  # by another stream, perhaps
-        if constraint.copies[event].query():
-            del constraint.copies[event]
+            copy = _sent(plain, theta.device)
+        if type(copy.weights) is Tensor and not private.is_wrapped(copy.weights):
+            copies[key], copies[event] = copy, torch.cuda.current_stream(theta.device).record_event()
+    elif not capturing and event in copies:  # by another stream, perhaps
+        if copies[event].query():
+            del copies[event]
         else:
-            torch.cuda.current_stream(like.device).wait_event(constraint.copies[event])
-    return copies
+            torch.cuda.current_stream(theta.device).wait_event(copies[event])
+    return copy
 
 
-def _sent(x: Any, device: torch.device) -> Tensor:
-    return torch.as_tensor(x).to(device, non_blocking=True)
+def _sent(plain: Lattice, device: torch.device) -> Lattice:
+    def sent(x: Any) -> Any:
+        return None if x is None else as_tensor(x).to(device, non_blocking=True)
+
+    return plain.replace(weights=sent(plain.weights), capacity=sent(plain.capacity), slack=sent(plain.slack))
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:

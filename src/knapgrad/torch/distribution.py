@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints, register_kl
+from torch.distributions import Distribution, constraints
 
 from knapgrad import ops
-from knapgrad.constraints import Constraint, broadcasts
-from knapgrad.reference import INFEASIBLE
-from knapgrad.regularizers import Regularizer, rebind
-from knapgrad.torch import backend, operators
+from knapgrad.constraints import Constraint
+from knapgrad.regularizers import Regularizer
+from knapgrad.torch import backend, operators, private
 
 
 class SubsetDistribution(Distribution):
@@ -47,10 +46,11 @@ class SubsetDistribution(Distribution):
     ) -> None:
         if not isinstance(theta, Tensor):
             raise TypeError(f"theta must be a torch tensor, got {type(theta).__name__}; convert it by torch.as_tensor")
-        _, self._gamma, self._problem = ops.prepare(theta, constraint, regularizer)
+        call = ops.prepare(theta, constraint, regularizer)
+        self._gamma, self._problem = call.gamma, call.problem
         self.theta, self.constraint, self.regularizer = theta, constraint, regularizer
         self._table: tuple[Tensor, Tensor, Tensor] | None = None
-        self._versions: list[int] = []
+        self._versions: list[object] = []
         super().__init__(theta.shape[:-1], theta.shape[-1:], validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> SubsetDistribution:
@@ -59,7 +59,7 @@ class SubsetDistribution(Distribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return FeasibleSelections(self.constraint, *self._problem[:2])
+        return FeasibleSelections(self.constraint)
 
     @property
     def mean(self) -> Tensor:
@@ -76,23 +76,26 @@ class SubsetDistribution(Distribution):
         """The most probable selection (*batch, n); for Shannon :func:`knapgrad.solve`, else it may differ."""
         with torch.no_grad():
             if self.regularizer.name == "shannon":
-                best = operators.solve(self._scores, *self._problem[:2], *self._problem[4:])
+                best = operators.solve(self._scores, self._problem[0])
             else:
                 best = operators.mode(self._scores, *self._problem)
         return best.to(self.theta.dtype)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Selections (*sample_shape, *batch, n), detached."""
-        return self._drawn(sample_shape, generator).to(self.theta.dtype)
+        sample_shape, uniforms = self._uniforms(sample_shape, generator)
+        with torch.no_grad():
+            drawn = operators.sample(self._scores, uniforms, *self._problem, self._known_table)
+        return drawn.reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Selections (*sample_shape, *batch, n) whose gradient is the vector-Jacobian product of the mean.
 
         Discrete forwards, exact in expectation backwards for losses that are linear in the selection, else a surrogate.
         """
-        drawn = self._drawn(sample_shape, generator)
-        flat = drawn.double().reshape(torch.Size(sample_shape).numel(), *self.theta.shape)
-        return operators.surrogate(self._scores, flat, *self._problem).reshape(drawn.shape).to(self.theta.dtype)
+        sample_shape, uniforms = self._uniforms(sample_shape, generator)
+        drawn = backend.rsample(self._scores, uniforms, *self._problem, self._known_table)
+        return drawn.reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """(*samples, *batch) for selections (*samples, *batch, n), differentiable in theta and gamma."""
@@ -105,7 +108,7 @@ class SubsetDistribution(Distribution):
         value = value.expand(shape)
         if self.regularizer.name == "shannon":
             y, optimum = value.double(), self._recalled[0]
-            result = ops.gibbs_log_prob(backend, self._scores, y, optimum, self._gamma, self._problem)
+            result = ops.gibbs_log_prob(backend, self._scores, y, optimum, self._gamma, self.constraint)
         else:
             y = value.double().reshape(prod(value.shape[: value.dim() - self.theta.dim()]), *self.theta.shape)
             result = operators.log_prob(self._scores, y, *self._problem, self._known_table)
@@ -125,12 +128,14 @@ class SubsetDistribution(Distribution):
             raise ValueError(
                 f"enumerate_support lists 2^n selections: n = {n} is above {self._largest_enumeration}; sample instead"
             )
-        weights, capacity = self.constraint.weights_of(n), self.constraint.capacity
-        if weights.size > n or capacity.size > 1:
-            raise NotImplementedError("enumerate_support needs the same weights and capacity for the whole batch")
         y = np.array(list(product((0, 1), repeat=n)), dtype=np.int64).reshape(-1, n)
-        load = y @ weights.reshape(n)
-        feasible = load == capacity.item() if self.constraint.exactly else load <= capacity.item()
+        try:
+            self.constraint.check(y.shape[-1:])
+        except ValueError:
+            raise NotImplementedError(
+                "enumerate_support needs the same weights and limits for the whole batch; make a distribution per instance"
+            ) from None
+        feasible = self.constraint.contains(y)
         support = torch.as_tensor(y[feasible], dtype=self.theta.dtype, device=self.theta.device)
         support = support.reshape(-1, *[1] * len(self.batch_shape), n)
         return support.expand(-1, *self.batch_shape, n) if expand else support
@@ -139,7 +144,7 @@ class SubsetDistribution(Distribution):
     def _scaled(self) -> Tensor:
         """theta / gamma, with a finite derivative by gamma where theta is -inf."""
         out = torch.isneginf(self.theta)
-        return torch.where(out, -inf, operators._divide(torch.where(out, 0.0, self._scores), self._gamma))
+        return torch.where(out, -inf, operators.divide(torch.where(out, 0.0, self._scores), self._gamma))
 
     @property
     def _scores(self) -> Tensor:
@@ -149,7 +154,8 @@ class SubsetDistribution(Distribution):
     @property
     def _tabulated(self) -> tuple[Tensor, Tensor, Tensor]:
         """Value, mean and table, all detached, in float64."""
-        versions = [x._version for x in (self.theta, self._gamma) if isinstance(x, Tensor) and not x.is_inference()]
+        watched = [x for x in (self.theta, self._gamma) if isinstance(x, Tensor) and not x.is_inference()]
+        versions = [private.version_of(x) for x in watched]
         if self._table is None or versions != self._versions:  # theta may be updated in place
             with torch.no_grad():
                 self._table, self._versions = operators.tabulate(self._scores, *self._problem), versions
@@ -166,13 +172,10 @@ class SubsetDistribution(Distribution):
             return operators.operator(self._scores, *self._problem, True)
         return operators.recall(self._scores, *self._tabulated[:2], *self._problem)
 
-    def _drawn(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
+    def _uniforms(self, sample_shape: Any, generator: torch.Generator | None) -> tuple[torch.Size, Tensor]:
         sample_shape = torch.Size(sample_shape)
         shape = sample_shape.numel(), *self.theta.shape
-        uniforms = backend.uniforms(generator, shape, backend.computable(self.theta))
-        with torch.no_grad():
-            drawn = operators.sample(self._scores, uniforms, *self._problem, self._known_table)
-        return drawn.reshape(*sample_shape, *self.theta.shape)
+        return sample_shape, backend.uniforms(generator, shape, backend.computable(self.theta))
 
 
 class FeasibleSelections(constraints.Constraint):
@@ -181,122 +184,11 @@ class FeasibleSelections(constraints.Constraint):
     is_discrete = True
     event_dim = 1
 
-    def __init__(self, constraint: Constraint, weights: Any, capacity: Any) -> None:
-        self.constraint, self.weights, self.capacity = constraint, weights, capacity
+    def __init__(self, constraint: Constraint) -> None:
+        self.constraint = constraint
 
     def check(self, value: Tensor) -> Tensor:
-        weights, capacity = (torch.as_tensor(x, device=value.device) for x in (self.weights, self.capacity))
-        load = (weights * value.double()).sum(-1)
-        within = load == capacity if self.constraint.exactly else load <= capacity
-        return ((value == 0) | (value == 1)).all(-1) & within
+        return self.constraint.contains(value)
 
     def __repr__(self) -> str:
         return f"zeros and ones under {self.constraint}"
-
-
-@register_kl(SubsetDistribution, SubsetDistribution)
-def _kl(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
-    """sum_y p(y) log(p(y) / q(y)), exactly; inf where p draws what q never does."""
-    if p.event_shape != q.event_shape or not _same(p.constraint, q.constraint, p.event_shape[0]):
-        raise ValueError("kl_divergence needs two distributions under the same constraint; their supports differ")
-    if p.regularizer.name == q.regularizer.name == "shannon":
-        return _kl_of_gibbs(p, q).to(p.theta.dtype)
-    return _PathDivergence.apply(*torch.broadcast_tensors(p._scaled, q._scaled), p, q).to(p.theta.dtype)
-
-
-def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
-    """Two of Shannon's: the difference of the optima, and of the mean scores."""
-    (log_p, mean), (log_q, _) = p._recalled, q._recalled
-    never = torch.isneginf(q.theta)  # drawn by p, if it does not mask the item too
-    score_q = torch.where(never, 0.0, q._scaled)
-    divergence = log_q - log_p + ops.inner(backend, p._scaled, mean) - ops.inner(backend, score_q, mean)
-    return torch.where((never & (mean > 0)).any(-1), inf, divergence)
-
-
-def _same(a: Constraint, b: Constraint, n: int) -> bool:
-    def equal(x: np.ndarray, y: np.ndarray) -> bool:
-        fits = broadcasts(x.shape, y.shape) or broadcasts(y.shape, x.shape)
-        return fits and bool(np.all(x == y))
-
-    return a.exactly == b.exactly and equal(a.weights_of(n), b.weights_of(n)) and equal(a.capacity, b.capacity)
-
-
-class _PathDivergence(torch.autograd.Function):
-    """Any two regularizers: the expected divergence of the decisions along p's paths, [E] times that of the two Q.
-
-    Plain torch sweeps, not fast, differentiated by autograd on the spot.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, theta_p: Tensor, theta_q: Tensor, p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
-        with torch.enable_grad():
-            thetas = theta_p.detach().requires_grad_(), theta_q.detach().requires_grad_()
-            weights, capacity = (torch.as_tensor(x, device=theta_p.device) for x in p._problem[:2])
-            if not p.constraint.exactly:
-                capacity = torch.minimum(capacity, weights.sum(-1))
-            rows_p, rows_q = (_decisions(theta, x, weights, capacity) for theta, x in zip(thetas, (p, q)))
-            divergence = theta_p.new_zeros(theta_p.shape[:-1])
-            E = torch.nn.functional.one_hot(
-                capacity.expand(divergence.shape), rows_p[0].shape[-1] if rows_p else 1
-            ).double()
-            for i in range(len(rows_p) - 1, -1, -1):
-                a, b = rows_p[i], rows_q[i]
-                local = _relative(a, b) + _relative(1 - a, 1 - b)
-                divergence = divergence + torch.where(E > 0, E * torch.where(E > 0, local, 0.0), 0.0).sum(-1)
-                picked, _ = _shifted(E * a, -weights[..., i], 0.0)
-                E = E - E * a + picked
-            gradients = torch.autograd.grad(divergence.sum(), thetas, allow_unused=True, materialize_grads=True)
-        finite = torch.isfinite(divergence.detach()).unsqueeze(-1)
-        ctx.save_for_backward(theta_p, theta_q, *(torch.where(finite, gradient, 0.0) for gradient in gradients))
-        return divergence.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *thetas, gradient_p, gradient_q = ctx.saved_tensors
-        gradients = (_Once.apply(gradient, *thetas) for gradient in (gradient_p, gradient_q))
-        return *(grad.unsqueeze(-1) * gradient for gradient in gradients), None, None
-
-
-class _Once(torch.autograd.Function):
-    """A gradient that depends on the thetas in a way that is not known: to differentiate it raises."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *thetas: Tensor) -> Tensor:
-        return gradient.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        raise operators._no_derivative("second derivative of this divergence")
-
-
-def _decisions(theta: Tensor, x: SubsetDistribution, weights: Tensor, capacity: Tensor) -> list[Tensor]:
-    """Q[i] (*batch, C + 1) for every item, with first derivatives that do not trip over the kinks of abs at ties."""
-    value, prob, dprob = (rebind(getattr(type(x.regularizer), name), torch) for name in ("value", "prob", "dprob"))
-    V = theta.new_zeros((*theta.shape[:-1], x._problem[-1] + 1))
-    if x.constraint.exactly:
-        V[..., 1:] = INFEASIBLE
-    rows = []
-    for i in range(theta.shape[-1]):
-        item = theta[..., i, None]
-        shifted, fits = _shifted(V, weights[..., i], INFEASIBLE)
-        pick = shifted + torch.where(item == -inf, INFEASIBLE, item)
-        delta = pick - V
-        q = torch.where(fits, prob(delta.detach()), 0.0)
-        larger = torch.where(delta > 0, pick, V).detach() + torch.where(fits, value(delta.detach()), 0.0)
-        V = larger + q * (pick - pick.detach()) + (1 - q) * (V - V.detach())
-        rows.append(q + dprob(q) * (delta - delta.detach()))
-    return rows
-
-
-def _shifted(row: Tensor, w: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    """``row[c - w]`` for every c, and where that exists; ``fill`` elsewhere."""
-    index = torch.arange(row.shape[-1], device=row.device) - w.unsqueeze(-1)
-    fits = ((index >= 0) & (index < row.shape[-1])).expand(row.shape)
-    index = index.clamp(0, row.shape[-1] - 1).expand(row.shape)
-    return torch.where(fits, row.gather(-1, index), fill), fits
-
-
-def _relative(a: Tensor, b: Tensor) -> Tensor:
-    """a log(a / b), 0 where a is."""
-    safe = torch.where(a > 0, a, 1.0)
-    return torch.where(a > 0, safe * (safe.log() - torch.where(a > 0, b, 1.0).log()), 0.0)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from knapgrad import ops
-from knapgrad.constraints import Constraint, Knapsack, check_constraint
+from knapgrad.constraints import Constraint, check_constraint
 from knapgrad.regularizers import Regularizer, check_regularizer
-from knapgrad.torch import backend, operators
+from knapgrad.torch import backend
 
 
 class _Selection(nn.Module):
@@ -23,6 +24,7 @@ class _Selection(nn.Module):
     def __init__(self, constraint: Constraint | None, regularizer: Regularizer) -> None:
         super().__init__()
         check_regularizer(regularizer)
+        self._arrays: dict[str, Any] = {}  # those arguments of the constraint that are arrays, of which buffers are made
         self.constraint = constraint
         self._kind = type(regularizer)
         gamma = regularizer.gamma
@@ -46,10 +48,10 @@ class _Selection(nn.Module):
     def constraint(self, constraint: Constraint | None) -> None:
         if constraint is not None:
             check_constraint(constraint)
-        self._constraint = constraint
-        old = [self._buffers.pop(name) for name in ("weights", "capacity", "k") if name in self._buffers]
+        old = [self._buffers.pop(name) for name in self._arrays if name in self._buffers]
         device = old[0].device if old and old[0] is not None else None
-        for name in _buffer_names(constraint):
+        self._constraint, self._arrays = constraint, _arrays_of(constraint)
+        for name in self._arrays:
             # A copy: loading a state must not write into a constraint that others may hold.
             self.register_buffer(name, torch.tensor(getattr(constraint, name), device=device))
 
@@ -69,18 +71,17 @@ class _Selection(nn.Module):
         return f"{self.constraint}, {self._kind.__name__}(gamma={gamma})"
 
 
-def _buffer_names(constraint: Constraint | None) -> tuple[str, ...]:
-    if constraint is None:
-        return ()
-    return ("weights", "capacity") if isinstance(constraint, Knapsack) else ("k",)
+def _arrays_of(constraint: Constraint | None) -> dict[str, Any]:
+    arguments = {} if constraint is None else constraint.arguments
+    return {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
 
 
 def _read_constraint(module: _Selection, _incompatible: Any) -> None:
     """After load_state_dict: the constraint says what the buffers say, checked like any other."""
-    if module._constraint is None:
-        return
-    buffers: Any = (getattr(module, name) for name in _buffer_names(module._constraint))
-    module._constraint = type(module._constraint)(*buffers)
+    constraint = module._constraint
+    if constraint is not None:
+        buffers = {name: getattr(module, name) for name in module._arrays}
+        module._constraint = type(constraint)(**constraint.arguments | buffers)
 
 
 class Relax(_Selection):
@@ -137,11 +138,10 @@ class Sample(Relax):
         constraint = self._in_force(constraint)
         if self.hard_eval and not self.training:
             return ops.solve(theta, constraint)
-        _, _, problem = ops.prepare(theta, constraint, self.regularizer)
+        call = ops.prepare(theta, constraint, self.regularizer)
         scores = backend.computable(theta)
-        with torch.no_grad():
-            drawn = operators.sample(scores, backend.uniforms(generator, (1, *theta.shape), scores), *problem, None)
-        return backend.as_type(operators.surrogate(scores, drawn, *problem)[0], theta)
+        uniforms = backend.uniforms(generator, (1, *theta.shape), scores)
+        return backend.as_type(backend.rsample(scores, uniforms, *call.problem, None)[0], theta)
 
 
 class FenchelYoungLoss(_Selection):
@@ -151,7 +151,7 @@ class FenchelYoungLoss(_Selection):
         constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
             each call brings its own.
         regularizer: with its gamma.
-        reduction: "mean", "sum", or "none" for one loss an instance.
+        reduction: "mean", "sum", or "none" for one loss per instance.
 
     >>> import torch, knapgrad as kg
     >>> loss = kg.torch.FenchelYoungLoss(kg.TopK(1), kg.Gini())

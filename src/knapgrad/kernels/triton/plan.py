@@ -1,4 +1,4 @@
-"""How :mod:`knapgrad.kernels.triton_kernels` lay out a batch on a GPU: for torch and for JAX."""
+"""How the kernels lay out a batch on a GPU, for torch and for JAX."""
 
 from __future__ import annotations
 
@@ -20,11 +20,23 @@ class Plan(NamedTuple):
     programs: int
     narrow: bool  # rows in registers
     later: bool  # sums over the threads of several warps at the end
+    tables: int  # per program: 2 where a tangent is followed
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Of a launch."""
+        return {"NARROW": self.narrow, "BLOCK": self.block, "num_warps": self.warps}
+
+    def scratch(self, n: int) -> dict[str, tuple[int, int]]:
+        """Its arrays: V_rows in float64, the others of theta's type."""
+        rows = 2 if self.tables == 1 else 6
+        sizes = {"V_rows": 2 * self.width, "rows": rows * self.width, "tables": self.tables * n * self.width}
+        return {name: (self.programs, size) for name, size in sizes.items()}
 
 
 def is_shared(n: int, reach: int, size: int) -> bool:
     """Whether many programs work on a row: it is long, or the table would outgrow 32-bit numbers, or it is so large, of
-    that many bytes a cell, that there is no room for one a program."""
+    that many bytes per cell, that there is no room for one per program."""
     table = n * whole_lines(reach + 1)
     return reach >= LARGEST_ROW or table >= 2**31 or (reach >= LARGEST_ROW // 8 and table * size > SCRATCH[1] // 8)
 
@@ -54,7 +66,7 @@ def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiproces
     programs = min(batch, multiprocessors * max(26 // warps, 1), fit)
     if narrow:
         programs = -(-batch // -(-batch // programs))  # as few as take no more turns
-    return Plan(block, warps, width, programs, narrow, few and warps > 1)
+    return Plan(block, warps, width, programs, narrow, few and warps > 1, tables)
 
 
 def lanes(samples: int) -> int:

@@ -1,0 +1,216 @@
+"""Groups of instances, and which states of a row a group has to visit.
+
+A *group* is what one set of vectors works on, in one of two layouts that share all of the code:
+
+- 16 instances (8 in float64) with the same weights, one in each lane: cell c of a row is the vector at ``c * stride``;
+- one instance, with 16 neighbouring capacities in the lanes: ``stride`` is 1, and theta is the same in every lane.
+
+Of a row only the *band* of live states is touched. It starts at ``max(C - later weights, w_i)``. With the prefix sum of the
+weights up to the item, and ``flat`` the least slack in the group, it has two parts:
+
+- up to the *knee*, ``min(prefix, flat)``. From there to ``flat`` a row is constant: what happens at such a state happens
+  at the knee. (A plain knapsack has ``flat = C``, so this is all of its band.)
+- from ``flat + 1`` to ``min(prefix + slack, C)``; above, states are infeasible. (Where all of the capacity must be used,
+  ``flat`` is 0 and this is all.)
+
+Where the parts come close to each other they are one, and nothing is constant.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from knapgrad.kernels.numba.variants import function, kernel
+from knapgrad.kernels.numba.vector import lanes, load, total, zeros
+from knapgrad.lattice import FEASIBLE, INFEASIBLE
+
+
+class Batch(NamedTuple):
+    """A flat batch; what all instances share has one row."""
+
+    theta: Any  # (batch, n)
+    weights: Any  # (1 or batch, n), int64
+    capacity: Any  # (1 or batch,), int64, at most the total weight
+    slack: Any  # (1 or batch,), int64; the capacity or more: all of it may stay unused
+    gamma: Any  # (1 or batch,), float64
+    stride: int  # lanes (instances in the lanes) or 1 (capacities in the lanes)
+    reach: int  # the largest capacity in any group
+
+
+class Scratch(NamedTuple):
+    bands: Any  # (n + 1, 7), int64: a row per item, and one for the group
+    states: Any  # the capacities left along paths, int64
+    wide: Any  # float64: a row of V, then theta
+    narrow: Any  # theta's type: rows and tables
+    table: Any  # (1 or groups, cells), theta's type: Q
+
+
+# Columns of bands. COUNT, NEXT and END count vectors from START on: the lower part is up to COUNT, the upper from NEXT to
+# END. The row of the group has flat as its KNEE and the largest capacity as its TOP.
+START, KNEE, TOP, COUNT, NEXT, END, OFFSET = range(7)
+
+
+@function
+def plan(weights, lowest, highest, flat, slack, stride, width, bands):
+    """Fills ``bands`` for a group with capacities from lowest to highest and slacks from flat to slack; returns the
+    table's length."""
+    n = weights.shape[0]
+    bands[n, KNEE], bands[n, TOP] = flat, highest
+    low = lowest
+    for i in range(n - 1, -1, -1):
+        bands[i, START] = max(low, weights[i])
+        low = max(low - min(weights[i], highest + 1), 0)
+    prefix = offset = 0
+    apart = True
+    unit = 1 if stride > 1 else width  # cells per vector
+    for i in range(n):
+        prefix = min(prefix + min(weights[i], highest + 1), highest)
+        start, knee, top = bands[i, START], min(prefix, flat), min(prefix + max(slack, 0), highest)
+        count, end = (max(knee - start, -1) + unit) // unit, (max(top - start, -1) + unit) // unit
+        skipped = max(flat + 1 - start, 0) // unit
+        apart = apart and knee < flat and (top <= flat or skipped > count)
+        if not apart:
+            knee, count, skipped = flat, end, end
+        elif top <= flat:
+            skipped = end = count
+        bands[i, KNEE], bands[i, TOP], bands[i, COUNT], bands[i, NEXT], bands[i, END] = knee, top, count, skipped, end
+        bands[i, OFFSET] = offset
+        offset += end * width
+    return offset
+
+
+@function
+def members_of(batch, group, width):
+    """The first instance of a group and the number of instances in it."""
+    if batch.stride == 1:
+        return group, 1
+    return group * width, min(width, batch.theta.shape[0] - group * width)
+
+
+@function
+def own(array, instance):
+    """The row of an instance in an array that may hold one row for all."""
+    return array[instance] if array.shape[0] > 1 else array[0]
+
+
+@function
+def slack_of(batch, instance, highest):
+    """In a group whose largest capacity is ``highest``: states above an instance's own capacity do not matter to it."""
+    slack = own(batch.slack, instance)
+    return slack if slack < own(batch.capacity, instance) else highest
+
+
+@function
+def bands_of(batch, group, width, bands):
+    first, members = members_of(batch, group, width)
+    lowest = highest = own(batch.capacity, first)
+    for b in range(first + 1, first + members):
+        lowest = min(lowest, own(batch.capacity, b))
+        highest = max(highest, own(batch.capacity, b))
+    flat = slack = slack_of(batch, first, highest)
+    for b in range(first + 1, first + members):
+        flat = min(flat, slack_of(batch, b, highest))
+        slack = max(slack, slack_of(batch, b, highest))
+    return plan(own(batch.weights, first), lowest, highest, flat, slack, batch.stride, width, bands)
+
+
+@kernel
+def measure(batch, width, bands):
+    """The largest capacity, and the length of the longest table, over all groups."""
+    groups = -(-batch.theta.shape[0] // batch.stride)
+    if batch.weights.shape[0] == 1 and batch.capacity.shape[0] == 1 and batch.slack.shape[0] == 1:
+        groups = min(groups, 1)
+    reach = cells = 0
+    for group in range(groups):
+        cells = max(cells, bands_of(batch, group, width, bands))
+        reach = max(reach, bands[bands.shape[0] - 1, TOP])
+    return reach, cells
+
+
+@function
+def is_sharp(bands):
+    """Whether some instance of the group must use some of its capacity."""
+    group = bands.shape[0] - 1
+    return bands[group, KNEE] < bands[group, TOP]
+
+
+@function
+def settled(c, bands, i):
+    """The state of row i that stands for c. (Only infeasible paths come above the top.)"""
+    c = min(c, bands[i, TOP])
+    return min(c, bands[i, KNEE]) if c <= bands[bands.shape[0] - 1, KNEE] else c
+
+
+@function
+def goal_of(batch, scratch, instance):
+    """The state at which an instance starts its way back."""
+    n = batch.theta.shape[1]
+    return settled(own(batch.capacity, instance), scratch.bands, n - 1) if n > 0 else 0
+
+
+@function
+def start_row(batch, bands, first, members, row, never):
+    """[V] before the first item: 0 up to the slack, ``never`` above."""
+    row[:] = 0.0
+    if is_sharp(bands):
+        highest, stride = bands[bands.shape[0] - 1, TOP], batch.stride
+        for lane in range(stride):
+            slack = slack_of(batch, first + min(lane, members - 1), highest)
+            row[(max(slack, -1) + 1) * stride + lane :: stride] = never
+
+
+@function
+def pack(array, gamma, first, members, stride, width, packed):
+    """(members, n), divided by gamma, to (n, width): one instance in each lane, or in all."""
+    for lane in range(width):
+        b = first + (0 if stride == 1 else min(lane, members - 1))
+        scale = 1.0 / own(gamma, b) if own(gamma, b) > 0.0 else np.nan
+        for i in range(array.shape[1]):
+            packed[i * width + lane] = array[b, i] * scale
+
+
+@function
+def pack_scores(batch, first, members, width, packed):
+    """-inf is out, +inf is not a number."""
+    pack(batch.theta, batch.gamma, first, members, batch.stride, width, packed)
+    for p in range(packed.shape[0]):
+        if np.isinf(packed[p]):
+            packed[p] = INFEASIBLE if packed[p] < 0.0 else np.nan
+
+
+@function
+def unpack(packed, first, members, stride, width, array):
+    """(n, width) to (members, n): the reverse, where lanes of capacities add up."""
+    like = zeros(packed)
+    for i in range(array.shape[1]):
+        if stride == 1:
+            array[first, i] = total(load(packed, i * width, like))
+        else:
+            for lane in range(members):
+                array[first + lane, i] = packed[i * width + lane]
+
+
+@function
+def row_length(batch, width):
+    """With room for the vector that may overhang the last cell, and the one that extends it."""
+    return (batch.reach + 1) * batch.stride + 2 * width
+
+
+@function
+def prepare(batch, scratch, group):
+    """Bands, packed theta and the parts of the scratch: first instance, members, weights, theta, V, Q."""
+    width, n = lanes(scratch.narrow), batch.theta.shape[1]
+    first, members = members_of(batch, group, width)
+    bands_of(batch, group, width, scratch.bands)
+    row = row_length(batch, width)
+    theta = scratch.wide[row : row + n * width]
+    pack_scores(batch, first, members, width, theta)
+    Q = own(scratch.table, group)
+    return first, members, own(batch.weights, first), theta, scratch.wide[:row], Q
+
+
+@function
+def final(batch, scratch, V, instance, lane):
+    """[V] at the goal; -inf for an infeasible instance."""
+    value = V[goal_of(batch, scratch, instance) * batch.stride + lane]
+    return -np.inf if value < FEASIBLE else value

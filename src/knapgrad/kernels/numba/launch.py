@@ -1,0 +1,201 @@
+"""What the rest of the library calls: lays out a batch in groups, and runs a kernel over them, on threads.
+
+Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch, the name of a
+    regularizer. All are functions of theta / gamma, which is formed in float64: rounded to float32 it would move
+    near-ties.
+"""
+
+from math import prod
+
+import numpy as np
+
+from knapgrad.kernels.numba import threads, vector
+from knapgrad.kernels.numba.bands import Batch, Scratch, measure, row_length
+from knapgrad.kernels.numba.paths import log_prob_kernel, mode_kernel, sample_kernel
+from knapgrad.kernels.numba.sweeps import operator_kernel, tangent_kernel
+from knapgrad.kernels.numba.variants import direction_of, regularizer_of
+
+# Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
+_LARGEST_SHARED_TABLE = 8 << 20  # bytes
+_NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads are worth waking
+_UNIT = np.ones(1)
+_ALL = np.array([2**62])  # a slack that no capacity exceeds
+
+
+def _layout(theta, lattice, gamma):
+    """The batch, its stride and reach; the number of groups; the length of a table."""
+    n, shape = theta.shape[-1], theta.shape[:-1]
+    size, weights = prod(shape), lattice.weights
+    if weights.size != n:
+        weights = np.broadcast_to(weights, theta.shape)
+    theta, weights = _ready(theta, size, n), _constant(weights, -(-weights.size // max(n, 1)), n)
+    capacity = _per_instance(lattice.capacity, shape)
+    slack = _ALL if lattice.slack is None else _per_instance(lattice.slack, shape)
+    gamma = _per_instance(gamma.astype(np.float64, copy=False), shape)
+    width = vector.BYTES // theta.itemsize
+    bands = np.empty((n + 1, 7), np.int64)
+    shared = weights.shape[0] == 1 and size > width // 4
+    for stride in (width, 1) if shared else (1,):
+        reach, cells = measure(Batch(theta, weights, capacity, slack, gamma, stride, 0), width, bands)
+        if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
+            break
+    return Batch(theta, weights, capacity, slack, gamma, stride, reach), -(-size // stride), cells
+
+
+def _ready(array, *shape):
+    """Of that shape, C-contiguous and writeable: the one memory layout that the kernels are compiled for."""
+    flags = array.flags
+    if not (flags.c_contiguous and flags.writeable):
+        array = np.array(array, order="C")
+    return array.reshape(shape)
+
+
+def _constant(array, *shape):
+    """The same for what all calls may share: read-only."""
+    array = np.ascontiguousarray(array).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _per_instance(array, shape):
+    """One number for all instances, or one for each."""
+    return _constant(array if array.size == 1 else np.broadcast_to(array, shape), -1)
+
+
+def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, tables=0, table=None):
+    """Runs a kernel over all groups, in slices, each thread in its own scratch."""
+    batch, groups, cells = layout
+    theta = batch.theta
+    n, width = theta.shape[1], vector.BYTES // theta.itemsize
+    row = row_length.py_func(batch, width)
+    sizes = (samples * width, row + n * width, rows * row + 2 * n * width + tables * cells, cells)
+
+    def work(begin: int, end: int) -> None:
+        try:
+            states, wide, narrow, own_table = threads.scratch(theta.dtype, sizes)
+        except MemoryError as error:
+            raise _too_large(batch, error) from None
+        scratch = Scratch(np.empty((n + 1, 7), np.int64), states, wide, narrow, own_table if table is None else table)
+        kernel(*variants, batch, scratch, begin, end, *arguments)
+
+    threads.run(work, groups, weight * groups * cells / width * _NANOSECONDS_PER_VECTOR)
+
+
+def _too_large(batch, error: MemoryError) -> MemoryError:
+    return MemoryError(
+        f"the tables for a capacity of {batch.reach:,} do not fit into memory ({error}); divide weights and capacity by "
+        "a common factor; if there is none, scale them down and round weights up, the capacity down"
+    )
+
+
+def _check_feasible(value: np.ndarray, lattice) -> None:
+    if lattice.slack is not None and (value == -np.inf).any():
+        instance = int(np.argmax(value == -np.inf))
+        raise ValueError(
+            f"instance {instance} (counted over the flattened batch) has no feasible selection: no items that are left "
+            "by the mask (scores of -inf) come to the weight, or the number, that is required; mask fewer items, or "
+            "lower k or at_least there"
+        )
+
+
+def operator(theta, lattice, gamma, regularizer, relaxed=True):
+    """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
+    layout = _layout(theta, lattice, gamma)
+    value, y = _outputs(layout)
+    _run(operator_kernel, [regularizer_of(regularizer)], layout, relaxed, value, y)
+    _check_feasible(value, lattice)
+    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape)
+
+
+def tabulate(theta, lattice, gamma, regularizer):
+    """The same, and the table Q of every group, for sample and log_prob with the same arguments."""
+    layout = _layout(theta, lattice, gamma)
+    value, y = _outputs(layout)
+    try:
+        table = np.empty(layout[1:], theta.dtype)
+    except MemoryError as error:
+        raise _too_large(layout[0], error) from None
+    _run(operator_kernel, [regularizer_of(regularizer)], layout, True, value, y, table=table)
+    _check_feasible(value, lattice)
+    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table
+
+
+def vjp(theta, z, lattice, gamma, regularizer):
+    """The symmetric Jacobian of the relaxed selection, times z (*batch, n)."""
+    return _tangent("linear", theta, z, lattice, gamma, regularizer, True, 2.5)[1]
+
+
+def entropy(theta, lattice, gamma, regularizer):
+    """The Shannon entropy (*batch,) of the distribution over selections."""
+    return _tangent("entropy", theta, theta, lattice, gamma, regularizer, False, 5.0)[0]
+
+
+def entropy_grad(theta, lattice, gamma, regularizer):
+    """Its gradient (*batch, n)."""
+    return _tangent("entropy", theta, theta, lattice, gamma, regularizer, True, 5.0)[1]
+
+
+def _tangent(direction, theta, z, lattice, gamma, regularizer, backwards, weight):
+    layout = _layout(theta, lattice, gamma)
+    (value, product), z = _outputs(layout), _ready(z, *layout[0].theta.shape)
+    tangent = np.empty_like(value)
+    variants = [regularizer_of(regularizer), direction_of(direction)]
+    _run(tangent_kernel, variants, layout, z, backwards, value, tangent, product, weight=weight, rows=4, tables=1)
+    _check_feasible(value, lattice)
+    return tangent.reshape(theta.shape[:-1]), product.reshape(theta.shape)
+
+
+def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
+    """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
+    layout, samples = _layout(theta, lattice, gamma), uniforms.shape[0]
+    flat = _ready(uniforms, samples, *layout[0].theta.shape)
+    value, y = np.zeros(flat.shape[1]), np.empty_like(flat)
+    variants, arguments = [regularizer_of(regularizer)], (table is not None, flat, value, y)
+    _run(sample_kernel, variants, layout, *arguments, weight=1 + 0.05 * samples, samples=samples, table=table)
+    _check_feasible(value, lattice)
+    return y.reshape(uniforms.shape)
+
+
+def solve(theta, lattice):
+    """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
+    return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), lattice, _UNIT, "hard")[0]
+
+
+def mode(theta, lattice, gamma, regularizer):
+    """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
+    layout = _layout(theta, lattice, gamma)
+    value, y = _outputs(layout)
+    _run(mode_kernel, [regularizer_of(regularizer)], layout, value, y, weight=2.0)
+    _check_feasible(value, lattice)
+    return y.reshape(theta.shape)
+
+
+def log_prob(theta, y, lattice, gamma, regularizer, table=None):
+    """Log-probabilities (samples, *batch) of selections y (samples, *batch, n)."""
+    return _log_prob(theta, y, None, lattice, gamma, regularizer, table)[0]
+
+
+def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
+    """The gradient (*batch, n) of the sum of the log-probabilities weighted by a cotangent (samples, *batch), which
+    must be 0 for selections of probability 0."""
+    return _log_prob(theta, y, cotangent, lattice, gamma, regularizer, None)[1]
+
+
+def _log_prob(theta, y, cotangent, lattice, gamma, regularizer, table):
+    layout, samples, backwards = _layout(theta, lattice, gamma), y.shape[0], cotangent is not None
+    value, gradient = _outputs(layout)
+    value[:] = 0.0
+    flat = _ready(y, samples, *gradient.shape)
+    result = np.zeros(flat.shape[:2], theta.dtype)
+    cotangent = _ready(cotangent, *result.shape) if backwards else result
+    variants, arguments = [regularizer_of(regularizer)], (
+        table is not None, flat, cotangent, backwards, value, result, gradient,
+    )  # fmt: skip
+    _run(log_prob_kernel, variants, layout, *arguments, weight=1 + 0.1 * samples, samples=samples, table=table)
+    _check_feasible(value, lattice)
+    return result.reshape(y.shape[:-1]), gradient.reshape(theta.shape)
+
+
+def _outputs(layout):
+    theta = layout[0].theta
+    return np.empty(theta.shape[0]), np.empty_like(theta)

@@ -1,0 +1,341 @@
+"""The sweeps of a group: :mod:`knapgrad.reference` in SIMD, in scratch that stays in cache.
+
+- Rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before left.
+- Only bands are touched (:mod:`knapgrad.kernels.numba.bands`). Where a row is constant, between its knee and ``flat``, only
+  the knee is kept: going forwards the rest is written out where the next item reads it (extend), going backwards what
+  arrived there is gathered at the knee (fold).
+- V is kept in float64 whatever theta is, because a decision is a difference of two large V. All else has theta's type.
+
+Infeasible is a large negative number, not -inf: differences of two such are finite, and exact absorption does the rest.
+Tags such as [V] name the equations in docs/math.md.
+"""
+
+from math import log
+
+import numpy as np
+from numba.extending import overload
+
+from knapgrad.kernels.numba import vector
+from knapgrad.kernels.numba.bands import (
+    COUNT, END, KNEE, NEXT, OFFSET, START, TOP, final, goal_of, is_sharp, pack, prepare, row_length, start_row, unpack,
+)  # fmt: skip
+from knapgrad.kernels.numba.variants import dprob, function, inline, kernel, prob, smoothed, source
+from knapgrad.kernels.numba.vector import broadcast, cast, lanes, load, store, total, where, zeros
+from knapgrad.lattice import FEASIBLE, INFEASIBLE
+
+LOG2, LOG2_INVERSE = log(2), 1 / log(2)
+
+
+@inline
+def extend(i, stride, bands, weights, row, like, width):
+    """Before item i: writes out the constant part of the row before, as far as the item reads it."""
+    below, knee, flat = bands[i - 1, KNEE] if i > 0 else 0, bands[i, KNEE], bands[weights.shape[0], KNEE]
+    if below >= flat:
+        return
+    constant = load(row, below * stride, like) if stride > 1 else broadcast(row[below], like)
+    if not is_sharp(bands):  # nothing is above: the last vector may overhang
+        if below < knee:
+            for p in range((below + 1) * stride, (knee + 1) * stride + width, width):
+                store(row, p, constant)
+        return
+    value = row[below * stride]
+    for begin, end in ((below + 1, knee), (max(knee, flat - weights[i]) + 1, flat)):
+        if stride > 1:
+            for c in range(begin, end + 1):
+                store(row, c * stride, constant)
+        else:
+            for c in range(begin, end + 1):
+                row[c] = value
+
+
+@inline
+def fold(i, stride, bands, weights, row, like, width):
+    """After item i, backwards: the adjoint of extend."""
+    below, knee, flat = bands[i - 1, KNEE] if i > 0 else 0, bands[i, KNEE], bands[weights.shape[0], KNEE]
+    if below >= flat:
+        return
+    gathered = like
+    if not is_sharp(bands):
+        if below == knee:
+            return
+        for p in range((below + 1) * stride, (knee + 1) * stride, width):
+            gathered = gathered + load(row, p, like)
+            store(row, p, like)
+    else:
+        for begin, end in ((below + 1, knee), (max(knee, flat - weights[i]) + 1, flat)):
+            if stride > 1:
+                for c in range(begin, end + 1):
+                    gathered = gathered + load(row, c * stride, like)
+                    store(row, c * stride, like)
+            else:
+                for c in range(begin, end + 1):
+                    row[below] += row[c]
+                    row[c] = 0.0
+    if stride > 1:
+        store(row, below * stride, load(row, below * stride, like) + gathered)
+    else:
+        row[below] += total(gathered)
+
+
+@inline
+def part(bands, i, upper, width):
+    """The first and the last but one position, from START on, of the lower or the upper part of a band."""
+    if upper:
+        return bands[i, NEXT] * width, bands[i, END] * width
+    return 0, bands[i, COUNT] * width
+
+
+@function
+def fill_values(regularizer, batch, bands, weights, theta, V, Q):
+    """The V sweep of [V] and [Q]."""
+    like, width, stride = zeros(Q), lanes(Q), batch.stride
+    for i in range(weights.shape[0]):
+        shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        extend(i, stride, bands, weights, V, like, width)
+        theta_i = load(theta, i * width, like)
+        for upper in (True, False):
+            begin, end = part(bands, i, upper, width)
+            for j in range(end - width, begin - 1, -width):
+                skip = load(V, start + j, like)
+                pick = load(V, start + j - shift, like) + theta_i
+                advantage = pick - skip
+                delta = cast(advantage, like)
+                larger = where(advantage > 0.0, pick, skip)
+                store(V, start + j, larger + cast(smoothed(regularizer, delta), skip))  # [V]
+                store(Q, table + j, prob(regularizer, delta))  # [Q]
+
+
+@function
+def fill_sums(batch, bands, weights, theta, M, X, Q):
+    """[V] and [Q] of Shannon as sums over selections: exp V[c] = M[c] 2^X[c], with no exp or log in the loop."""
+    like, width, stride = zeros(Q), lanes(Q), batch.stride
+    never = never_of(Q)
+    for i in range(weights.shape[0]):
+        shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        extend(i, stride, bands, weights, M, like, width)
+        extend(i, stride, bands, weights, X, like, width)
+        theta_i = load(theta, i * width, like)
+        out = theta_i < FEASIBLE
+        power = where(out, never, vector.rint(theta_i * LOG2_INVERSE))
+        rest = where(out, 0.0, theta_i - power * vector.LOG2_HIGH - power * vector.LOG2_LOW)
+        factor_i, power_i = cast(vector.exp(rest), like), cast(power, like)
+        for upper in (True, False):
+            begin, end = part(bands, i, upper, width)
+            for j in range(end - width, begin - 1, -width):
+                skip, skip_power = load(M, start + j, like), load(X, start + j, like)
+                pick = load(M, start + j - shift, like) * factor_i
+                pick_power = load(X, start + j - shift, like) + power_i
+                ahead = pick_power - skip_power
+                scale = vector.exp2(-vector.abs(ahead))
+                pick = where(ahead > 0.0, pick, pick * scale)
+                both = pick + where(ahead > 0.0, skip * scale, skip)
+                store(M, start + j, both)  # [V]
+                store(X, start + j, where(ahead > 0.0, pick_power, skip_power))
+                store(Q, table + j, pick / both)  # [Q]
+        if i % 16 == 15:  # M has grown by less than 3^16
+            for p in range(0, (bands[i, TOP] + 1) * stride + width, width):
+                m = load(M, p, like)
+                store(M, p, where(m > 0.0, vector.mantissa(m), m))  # NaN stays NaN
+                store(X, p, load(X, p, like) + vector.exponent(m))
+
+
+@inline
+def never_of(Q):
+    """The power of two that stands for an infeasible state: whole numbers are exact to twice that."""
+    return -(2.0**23) if Q.itemsize == 4 else -(2.0**52)
+
+
+@function
+def sums_fit(theta, Q, row):
+    """Whether all exponents that can occur are far from that of an infeasible state."""
+    like, width = zeros(Q), lanes(Q)
+    largest = load(theta, 0, like) * 0.0
+    for p in range(0, theta.shape[0], width):
+        theta_i = load(theta, p, like)
+        largest = largest + where(theta_i < FEASIBLE, 0.0, vector.abs(theta_i))
+    store(row, 0, largest)
+    for lane in range(width):  # noqa: SIM110  Numba has no all() of a generator
+        if row[lane] * LOG2_INVERSE > -0.25 * never_of(Q):
+            return False
+    return True
+
+
+def fill(regularizer, batch, scratch, first, members, weights, theta, V, Q):
+    """Q, and V at the goals of the members of a group."""
+
+
+@overload(fill)
+def _choose_fill(regularizer, batch, scratch, first, members, weights, theta, V, Q):
+    def by_values(regularizer, batch, scratch, first, members, weights, theta, V, Q):
+        start_row(batch, scratch.bands, first, members, V, INFEASIBLE)
+        fill_values(regularizer, batch, scratch.bands, weights, theta, V, Q)
+
+    def by_sums(regularizer, batch, scratch, first, members, weights, theta, V, Q):
+        if theta.shape[0] == 0 or not sums_fit(theta, Q, V):
+            start_row(batch, scratch.bands, first, members, V, INFEASIBLE)
+            fill_values(regularizer, batch, scratch.bands, weights, theta, V, Q)
+            return
+        row = row_length(batch, lanes(Q))
+        M, X = scratch.narrow[:row], scratch.narrow[row : 2 * row]  # before the backward sweep needs them
+        M[:] = 1.0
+        start_row(batch, scratch.bands, first, members, X, never_of(Q))
+        fill_sums(batch, scratch.bands, weights, theta, M, X, Q)
+        for lane in range(members):
+            goal = goal_of(batch, scratch, first + lane) * batch.stride + lane
+            infeasible = X[goal] < 0.5 * never_of(Q) and M[goal] == M[goal]
+            V[goal] = INFEASIBLE if infeasible else np.log(np.float64(M[goal])) + X[goal] * LOG2
+
+    return by_sums if regularizer.variant == "shannon" else by_values
+
+
+@inline
+def collect_row(i, batch, bands, weights, E, P, Q, like, width):
+    """One step of [E]; returns [y] of the item."""
+    stride = batch.stride
+    shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+    together = at_once(stride, shift, width)
+    y_i = like
+    for upper in (False, True):
+        begin, end = part(bands, i, upper, width)
+        for j in range(begin, end, width):
+            E_c = load(E, start + j, like)
+            picked = E_c * load(Q, table + j, like)
+            store(E, start + j, E_c - picked)
+            if together:
+                store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+            else:
+                store(P, j, picked)
+            y_i = y_i + picked
+    if not together:
+        arrive(E, P, i, bands, start - shift, width, like)
+    return y_i
+
+
+@inline
+def at_once(stride, shift, width):
+    """Whether picks are added in the same pass: a load across two vectors just stored would wait for both."""
+    return stride > 1 or shift > 4 * width
+
+
+@inline
+def arrive(E, P, i, bands, start, width, like):
+    """Adds what was picked, in a pass of its own."""
+    for upper in (False, True):
+        begin, end = part(bands, i, upper, width)
+        for j in range(begin, end, width):
+            store(E, start + j, load(E, start + j, like) + load(P, j, like))
+
+
+@function
+def start_marginals(batch, scratch, first, members, E):
+    E[:] = 0.0
+    for lane in range(members):
+        E[goal_of(batch, scratch, first + lane) * batch.stride + lane] = 1.0
+
+
+@function
+def collect(batch, bands, weights, E, P, Q, y):
+    """The E sweep of [E] and [y]."""
+    like, width = zeros(Q), lanes(Q)
+    for i in range(weights.shape[0] - 1, -1, -1):
+        store(y, i * width, collect_row(i, batch, bands, weights, E, P, Q, like, width))
+        fold(i, batch.stride, bands, weights, E, like, width)
+
+
+@function
+def follow(regularizer, direction, batch, bands, weights, z, T, Q, R):
+    """The derivative T of the V sweep in a direction, [V'], and that of Q, [Q']."""
+    like, width, stride = zeros(Q), lanes(Q), batch.stride
+    T[:] = 0.0
+    for i in range(weights.shape[0]):
+        shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        extend(i, stride, bands, weights, T, like, width)
+        z_i = load(z, i * width, like)
+        for upper in (True, False):
+            begin, end = part(bands, i, upper, width)
+            for j in range(end - width, begin - 1, -width):
+                q = load(Q, table + j, like)
+                T_c = load(T, start + j, like)
+                change = load(T, start + j - shift, like) - T_c
+                added, slope = source(direction, q, z_i)
+                store(T, start + j, T_c + (q * change + added))  # [V']
+                store(R, table + j, dprob(regularizer, q) * (change + slope))  # [Q']
+
+
+@function
+def collect_tangents(batch, bands, weights, E, D, P, S, Q, R, product):
+    """The E sweep together with its derivative D in the direction of the tangent sweep, [E'] and [Hz]."""
+    like, width, stride = zeros(Q), lanes(Q), batch.stride
+    for i in range(weights.shape[0] - 1, -1, -1):
+        shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
+        together = at_once(stride, shift, width)
+        sum_i = like
+        for upper in (False, True):
+            begin, end = part(bands, i, upper, width)
+            for j in range(begin, end, width):
+                q = load(Q, table + j, like)
+                E_c = load(E, start + j, like)
+                D_c = load(D, start + j, like)
+                picked = E_c * q
+                change = D_c * q + E_c * load(R, table + j, like)
+                store(E, start + j, E_c - picked)
+                store(D, start + j, D_c - change)
+                if together:
+                    store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+                    store(D, start + j - shift, load(D, start + j - shift, like) + change)
+                else:
+                    store(P, j, picked)
+                    store(S, j, change)
+                sum_i = sum_i + change
+        if not together:
+            arrive(E, P, i, bands, start - shift, width, like)
+            arrive(D, S, i, bands, start - shift, width, like)
+        store(product, i * width, sum_i)
+        fold(i, stride, bands, weights, E, like, width)
+        fold(i, stride, bands, weights, D, like, width)
+
+
+# The kernels: all groups from ``begin`` to ``end``.
+
+
+@kernel
+def operator_kernel(regularizer, batch, scratch, begin, end, relaxed, value, y):
+    width, n = lanes(scratch.narrow), batch.theta.shape[1]
+    row = row_length(batch, width)
+    E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
+        for lane in range(members):
+            value[first + lane] = final(batch, scratch, V, first + lane, lane)
+        if relaxed:
+            start_marginals(batch, scratch, first, members, E)
+            collect(batch, scratch.bands, weights, E, P, Q, sums)
+            unpack(sums, first, members, batch.stride, width, y)
+            for b in range(first, first + members):
+                for i in range(n):
+                    y[b, i] = 1.0 if y[b, i] > 1.0 else y[b, i]  # sums of probabilities round
+
+
+@kernel
+def tangent_kernel(regularizer, direction, batch, scratch, begin, end, z, backwards, value, tangent, product):
+    width, n = lanes(scratch.narrow), batch.theta.shape[1]
+    row, cells = row_length(batch, width), scratch.table.shape[1]
+    E, D = scratch.narrow[:row], scratch.narrow[row : 2 * row]
+    T, S = scratch.narrow[2 * row : 3 * row], scratch.narrow[3 * row : 4 * row]
+    rest = scratch.narrow[4 * row :]
+    unit = np.ones(1)
+    packed, sums, R = rest[: n * width], rest[n * width : 2 * n * width], rest[2 * n * width : 2 * n * width + cells]
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        pack(z, unit, first, members, batch.stride, width, packed)
+        fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
+        follow(regularizer, direction, batch, scratch.bands, weights, packed, T, Q, R)
+        for lane in range(members):
+            value[first + lane] = final(batch, scratch, V, first + lane, lane)
+            tangent[first + lane] = T[goal_of(batch, scratch, first + lane) * batch.stride + lane]
+        if backwards:
+            start_marginals(batch, scratch, first, members, E)
+            D[:] = 0.0
+            collect_tangents(batch, scratch.bands, weights, E, D, T, S, Q, R, sums)
+            unpack(sums, first, members, batch.stride, width, product)

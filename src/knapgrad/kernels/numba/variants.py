@@ -1,0 +1,96 @@
+"""What varies between kernels is a type, so that each is compiled, and cached on disk, for its own case.
+
+A kernel takes a :class:`Variant` as an argument and calls ``smoothed``, ``prob``, ``dprob`` or ``source`` with it. Numba
+finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles.
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import njit, types
+from numba.extending import NativeValue, models, overload, register_model, typeof_impl, unbox
+
+from knapgrad import lattice, regularizers
+from knapgrad.kernels.numba import vector
+
+inline = njit(forceinline=True, error_model="numpy")
+function = njit(nogil=True, error_model="numpy")
+kernel = njit(nogil=True, error_model="numpy", cache=True)
+
+# Numba's cache on disk notices changes in the file of a kernel alone; in a type's name it sees the others too.
+_FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(str(lattice.__file__))]
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()[:16]
+
+
+class Variant:
+    """A choice that is made when a kernel is compiled: a regularizer, or what a tangent sweep follows."""
+
+    def __init__(self, name: str, functions: dict[str, Callable[..., Any]]) -> None:
+        code = [(f.__code__.co_code, f.__code__.co_consts, f.__code__.co_names) for f in functions.values()]
+        self.numba_type = VariantType(name, hashlib.sha256(repr(code).encode()).hexdigest()[:16])
+        self.numba_type.compiled = {key: inline(regularizers.rebind(f, vector)) for key, f in functions.items()}
+
+
+class VariantType(types.Type):
+    compiled: dict[str, Any]
+
+    def __init__(self, variant: str, functions: str) -> None:
+        self.variant = variant
+        super().__init__(name=f"Variant({variant}, {functions}, {_SOURCES})")
+
+
+@register_model(VariantType)
+class _VariantModel(models.OpaqueModel):
+    pass
+
+
+@unbox(VariantType)
+def _unbox_variant(_type: Any, _object: Any, c: Any) -> NativeValue:
+    return NativeValue(c.context.get_dummy_value())
+
+
+@typeof_impl.register(Variant)
+def _typeof_variant(variant: Variant, _context: Any) -> VariantType:
+    return variant.numba_type
+
+
+@cache
+def regularizer_of(name: str) -> Variant:
+    return Variant(name, regularizers.functions(name))
+
+
+@cache
+def direction_of(name: str) -> Variant:
+    return Variant(name, {"source": regularizers.DIRECTIONS[name]})
+
+
+def smoothed(regularizer, delta):
+    """What the smoothed maximum adds to the larger branch."""
+
+
+def prob(regularizer, delta):
+    """The probability of picking."""
+
+
+def dprob(regularizer, q):
+    """The derivative of prob."""
+
+
+def source(direction, q, z):
+    """Of a tangent sweep: what a decision adds to the tangent, and the derivative of that by its probability q."""
+
+
+def _by_variant(function: Any, key: str) -> None:
+    @overload(function)
+    def choose(variant, *arguments):
+        chosen = variant.compiled[key]
+        return lambda variant, *arguments: chosen(*arguments)
+
+
+_by_variant(smoothed, "value")
+_by_variant(prob, "prob")
+_by_variant(dprob, "dprob")
+_by_variant(source, "source")

@@ -1,0 +1,309 @@
+"""CUDA tensors: plans how the kernels work on a batch, and launches them.
+
+Nothing here looks at what is on the device, so nothing waits for it, and every call can be captured in a CUDA graph.
+
+Arguments: theta (*batch, n), a lattice of tensors that broadcast to it, gamma that broadcasts to the batch, the name of a
+    regularizer. All are functions of theta / gamma.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from knapgrad.kernels.triton import choices, instances, paths, plan, shared
+from knapgrad.lattice import FEASIBLE, INFEASIBLE, Lattice
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A flat batch; what all instances share has one row."""
+
+    theta: Tensor  # (batch, n)
+    lattice: Lattice  # weights (1 or batch, n), capacity and slack (1 or batch,)
+    gamma: Tensor | None  # (1 or batch,); None if it is one number, known to the host
+    scale: float  # 1 / gamma, in that case
+    regularizer: str
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What every kernel takes of the lattice and of gamma, by its names."""
+        lattice, n = self.lattice, self.theta.shape[1]
+        slack = lattice.capacity if lattice.slack is None else lattice.slack
+        gamma = self.theta if self.gamma is None else self.gamma
+        return {
+            "weights": lattice.weights, "weights_step": 0 if lattice.weights.shape[0] == 1 else n,
+            "capacity": lattice.capacity, "capacity_step": _step(lattice.capacity),
+            "slack": slack, "slack_step": _step(slack), "reach": lattice.reach, "SLACK": lattice.slack is not None,
+            "gamma": gamma, "gamma_step": _step(gamma), "scale": self.scale, "GAMMAS": self.gamma is not None,
+        }  # fmt: skip
+
+    def part(self, first: int, last: int) -> Batch:
+        """Some of the instances."""
+
+        def some(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.shape[0] == 1 else x[first:last]
+
+        lattice = self.lattice
+        lattice = lattice.replace(
+            weights=some(lattice.weights), capacity=some(lattice.capacity), slack=some(lattice.slack)
+        )
+        return replace(self, theta=self.theta[first:last], lattice=lattice, gamma=some(self.gamma))
+
+    def plan(self, tables: int) -> plan.Plan:
+        theta = self.theta
+        return plan.plan(*theta.shape, self.lattice.reach, tables, theta.itemsize, multiprocessors(theta.device))
+
+
+def _step(x: Tensor) -> int:
+    return 0 if x.shape[0] == 1 else 1
+
+
+def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> Batch:
+    n, shape = theta.shape[-1], theta.shape[:-1]
+    weights = lattice.weights if lattice.weights.numel() == n else lattice.weights.expand(theta.shape)
+    flat = lattice.replace(
+        weights=weights.reshape(-1, n).contiguous() if n else weights.reshape(1, 0),
+        capacity=_per_instance(lattice.capacity, shape),
+        slack=None if lattice.slack is None else _per_instance(lattice.slack, shape),
+    )
+    scale, strength = 1.0, None
+    if gamma.is_cuda or gamma.numel() != 1:
+        strength = _per_instance(gamma.to(theta.device), shape)
+    else:
+        number = float(gamma)
+        scale = 1.0 / number if number > 0 else float("nan")
+    return Batch(theta.reshape(prod(shape), n).contiguous(), flat, strength, scale, regularizer)
+
+
+def _per_instance(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return (x if x.numel() == 1 else x.expand(shape)).reshape(-1).contiguous()
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _on(device: torch.device) -> Any:
+    """Triton launches on the current device."""
+    there = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if there else torch.cuda.device(device)
+
+
+def _scratch(theta: Tensor, layout: plan.Plan, tables: Tensor | None) -> dict[str, Tensor]:
+    """With tables that are there, or new ones."""
+    shapes = layout.scratch(theta.shape[1])
+    return {
+        "V_rows": theta.new_empty(shapes["V_rows"], dtype=torch.float64),
+        "rows": theta.new_empty(shapes["rows"]),
+        "tables": theta.new_empty(shapes["tables"]) if tables is None else tables,
+    }
+
+
+def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool = False) -> tuple[Tensor, ...]:
+    """Value, tangent, y and, to keep, the tables."""
+    theta = batch.theta
+    size, n = theta.shape
+    value, tangent, y = theta.new_empty(size, dtype=torch.float64), theta.new_empty(size), torch.empty_like(theta)
+    if n == 0 or size == 0:
+        value.zero_()
+        if batch.lattice.slack is not None:
+            value.masked_fill_(batch.lattice.slack < 0, torch.nan)
+        return value, tangent.copy_(0 * value), y, theta.new_empty(size, 0)
+    count = 1 if direction is None else 2
+    if plan.is_shared(n, batch.lattice.reach, count * theta.itemsize):
+        return _sweep_by_item(batch, z, direction, relaxed, keep)
+    layout = batch.plan(count)
+    scratch = _scratch(theta, layout, theta.new_empty(size, n * layout.width) if keep else None)
+    with _on(theta.device):
+        instances.operator_kernel[(layout.programs,)](
+            theta=theta, z=z, **batch.constants, batch=size, n=n, width=layout.width,
+            value=value, tangent=tangent, y=y, **scratch, **choices.functions(batch.regularizer),
+            SOURCE=choices.source(direction), RELAXED=relaxed, KEEP=keep, LATER=layout.later and not keep,
+            **layout.options,
+        )  # fmt: skip
+    return value, tangent, y, scratch["tables"]
+
+
+def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool) -> tuple[Tensor, ...]:
+    """The same for rows that many programs share. A table that is too large is filled again, piece by piece, from rows
+    that were set aside."""
+    theta, lattice, constants = batch.theta, batch.lattice, batch.constants
+    (size, n), width, block = theta.shape, plan.whole_lines(lattice.reach + 1), 1024
+    count = 1 if direction is None else 2
+    row_size = count * width * theta.itemsize
+    group = min(max(plan.ITEM_SCRATCH // (row_size * (n + 6)), 1), 1 << 15)  # the rows themselves are counted in
+    if size > group and not keep:
+        parts = range(0, size, group)
+        results = [_sweep_by_item(batch.part(k, k + group), z[k : k + group], direction, relaxed, keep) for k in parts]
+        return tuple(torch.cat(x) for x in zip(*results))
+    # How many rows of the table are there at a time.
+    length = n if keep else min(max(plan.ITEM_SCRATCH // row_size, 1), n)
+    capacity = lattice.capacity.clamp(max=lattice.reach)
+    prefix = torch.minimum(lattice.weights, capacity[:, None] + 1).cumsum(-1).expand(size, n)
+    prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
+    goal = torch.minimum(prefix[:, -1], capacity)
+    slack = goal
+    if lattice.slack is not None:
+        slack = torch.minimum((lattice.slack - (lattice.capacity - goal)).clamp(min=-1), goal)
+    tiles = triton.cdiv(width, block)
+    y, above = theta.new_zeros(size, n, tiles), theta.new_zeros(size, tiles, 2, block)
+    V_rows, rows = theta.new_zeros(size, 2, width, dtype=torch.float64), theta.new_zeros(size, 6, width)
+    V_rows[:, 0, 0] = torch.where(slack < 0, INFEASIBLE, 0.0)
+    tables = theta.new_empty(size, count, length, width)
+    common = {
+        "prefix": prefix, "goal": goal, "slack": slack, "rows": rows, "tables": tables, "n": n, "width": width,
+        "length": length, "SOURCE": choices.source(direction), "SLACK": constants["SLACK"], "BLOCK": block,
+        "num_warps": 4,
+    }  # fmt: skip
+    strength = {name: constants[name] for name in ("gamma", "gamma_step", "scale", "GAMMAS")}
+
+    def fill(first: int) -> None:
+        for i in range(first, min(first + length, n)):
+            shared.fill_item_kernel[(tiles, size)](
+                theta=theta, z=z, V_rows=V_rows, i=i, row=i - first, **strength, **common,
+                **choices.functions(batch.regularizer),
+            )  # fmt: skip
+
+    with _on(theta.device):
+        starts, aside = range(0, n, length), []
+        for first in starts:
+            if len(starts) > 1:
+                aside.append((V_rows[:, first % 2].clone(), rows[:, 4 + first % 2].clone()))
+            fill(first)
+        value = V_rows[:, n % 2].gather(1, goal[:, None])[:, 0]
+        value = torch.where(value < FEASIBLE, torch.nan, value)
+        tangent = rows[:, 4 + n % 2].gather(1, goal[:, None])[:, 0] + 0 * value.to(theta.dtype)
+        last = tables[:, 0, (n - 1) % length]
+        last.scatter_add_(1, goal[:, None], 0 * value[:, None].to(theta.dtype))  # a NaN reaches all that follows
+        rows[:, n % 2].scatter_(1, goal[:, None], 1.0)
+        for first in reversed(starts if relaxed else []):
+            if first != starts[-1]:
+                V_rows[:, first % 2], rows[:, 4 + first % 2] = aside[first // length]
+                fill(first)
+            for i in reversed(range(first, min(first + length, n))):
+                shared.collect_item_kernel[(tiles, size)](parts=y, above=above, i=i, row=i - first, **common)
+    y = y.sum(-1) if direction is not None else y.sum(-1).clamp(max=1)
+    return value, tangent, y, tables.reshape(size, -1)
+
+
+def operator(theta, lattice, gamma, regularizer, relaxed=True):
+    """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    value, _, y, _ = _sweep(batch, batch.theta, None, relaxed)
+    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape)
+
+
+def tabulate(theta, lattice, gamma, regularizer):
+    """The same, and the table Q of every instance, for sample and log_prob with the same arguments."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    value, _, y, tables = _sweep(batch, batch.theta, None, True, keep=True)
+    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), tables
+
+
+def vjp(theta, z, lattice, gamma, regularizer):
+    """The symmetric Jacobian of the relaxed selection, times z (*batch, n)."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    return _sweep(batch, _beside(z, batch), "linear", True)[2].reshape(theta.shape)
+
+
+def entropy(theta, lattice, gamma, regularizer):
+    """The Shannon entropy (*batch,) of the distribution over selections."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    return _sweep(batch, batch.theta, "entropy", False)[1].reshape(theta.shape[:-1])
+
+
+def entropy_grad(theta, lattice, gamma, regularizer):
+    """Its gradient (*batch, n)."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    return _sweep(batch, batch.theta, "entropy", True)[2].reshape(theta.shape)
+
+
+def _beside(x: Tensor, batch: Batch, *samples: int) -> Tensor:
+    """(*samples, batch, n), of theta's type."""
+    return x.to(batch.theta.dtype).reshape(*samples, *batch.theta.shape).contiguous()
+
+
+def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
+    """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    flat = _beside(uniforms, batch, len(uniforms))
+    y = torch.empty_like(flat)
+    _walk(paths.sample_kernel, batch, {"uniforms": flat}, {"y": y}, table, DRAW=True, HARDEN=False)
+    return y.reshape(uniforms.shape).to(uniforms.dtype)
+
+
+def solve(theta, lattice):
+    """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
+    return _likeliest(_flat(theta, lattice, torch.ones((), dtype=torch.float64), "hard"), False).reshape(theta.shape)
+
+
+def mode(theta, lattice, gamma, regularizer):
+    """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
+    return _likeliest(_flat(theta, lattice, gamma, regularizer), True).reshape(theta.shape)
+
+
+def _likeliest(batch: Batch, harden: bool) -> Tensor:
+    y = batch.theta.new_empty(1, *batch.theta.shape)
+    _walk(paths.sample_kernel, batch, {"uniforms": y}, {"y": y}, None, DRAW=False, HARDEN=harden)
+    return y
+
+
+def log_prob(theta, y, lattice, gamma, regularizer, table=None):
+    """Log-probabilities (samples, *batch) of selections y (samples, *batch, n)."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    result = theta.new_zeros(len(y), batch.theta.shape[0])
+    inputs = {"selections": _beside(y, batch, len(y)), "cotangent": result}
+    _walk(paths.log_prob_kernel, batch, inputs, {"log_prob": result, "gradient": result}, table, BACKWARDS=False)
+    return result.reshape(y.shape[:-1])
+
+
+def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
+    """The gradient (*batch, n) of the sum of the log-probabilities weighted by a cotangent (samples, *batch), which
+    must be 0 for selections of probability 0."""
+    batch = _flat(theta, lattice, gamma, regularizer)
+    flat = _beside(y, batch, len(y))
+    cotangent = cotangent.to(theta.dtype).reshape(flat.shape[:2]).contiguous()
+    gradient = theta.new_zeros(1, *batch.theta.shape)
+    inputs, outputs = {"selections": flat, "cotangent": cotangent}, {"log_prob": cotangent, "gradient": gradient}
+    _walk(paths.log_prob_kernel, batch, inputs, outputs, None, BACKWARDS=True)
+    return gradient.reshape(theta.shape)
+
+
+def _walk(
+    kernel: Any,
+    batch: Batch,
+    inputs: dict[str, Tensor],
+    outputs: dict[str, Tensor],
+    table: Tensor | None,
+    **options: bool,
+) -> None:
+    """Runs a kernel that follows paths; inputs and outputs (samples, batch, ...), of which the first says how many."""
+    theta, lattice, flat = batch.theta, batch.lattice, next(iter(inputs.values()))
+    (size, n), samples = theta.shape, flat.shape[0]
+    if samples == 0 or size == 0 or n == 0:
+        return
+    if table is None and plan.is_shared(n, lattice.reach, theta.itemsize):
+        group = max(plan.ITEM_SCRATCH // (theta.itemsize * n * plan.whole_lines(lattice.reach + 1)), 1)
+        for k in range(0, size, group):
+            part = batch.part(k, k + group)
+            table = _sweep_by_item(part, part.theta, None, False, True)[3]
+            some = [{name: x[:, k : k + group] for name, x in xs.items()} for xs in (inputs, outputs)]
+            _walk(kernel, part, *some, table, **options)
+        return
+    layout = batch.plan(1)
+    scratch = _scratch(theta, layout, table)
+    with _on(theta.device):
+        kernel[(layout.programs,)](
+            theta=theta, **inputs, **batch.constants, batch=size, whole=flat.stride(0) // n, samples=samples, n=n,
+            width=layout.width, **outputs, **scratch, **choices.functions(batch.regularizer), **options,
+            FILLED=table is not None, LANES=plan.lanes(samples), **layout.options,
+        )  # fmt: skip

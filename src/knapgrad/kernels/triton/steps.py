@@ -1,0 +1,110 @@
+"""One step, from the old row to the new one, and the numbers of one instance.
+
+Constants of a kernel: VALUE, PROB and DPROB, the functions of a regularizer; SOURCE, what a tangent sweep follows, or None;
+SLACK, whether an instance must use some of its capacity.
+"""
+
+import triton
+import triton.language as tl
+
+from knapgrad import lattice
+
+if not hasattr(tl, "gather"):
+    raise ImportError(f"Triton {triton.__version__} is too old, 3.2 is needed")
+
+INFEASIBLE = tl.constexpr(lattice.INFEASIBLE)
+FEASIBLE = tl.constexpr(lattice.FEASIBLE)
+
+
+@triton.jit
+def decide(skip, pick, fits, VALUE: tl.constexpr, PROB: tl.constexpr, dtype: tl.constexpr):
+    """[V] and [Q]."""
+    advantage = pick - skip
+    delta = advantage.to(dtype)
+    V = tl.where(advantage > 0.0, pick, skip) + VALUE(delta).to(tl.float64)
+    return tl.where(fits, V, skip), tl.where(fits, PROB(delta), 0.0)
+
+
+@triton.jit
+def follow(skip, pick, q, z, fits, DPROB: tl.constexpr, SOURCE: tl.constexpr):
+    """[V'] and [Q']."""
+    added, slope = SOURCE(q, z)
+    change = pick - skip
+    T = tl.where(fits, skip + q * change + added, skip)
+    return T, tl.where(fits, DPROB(q) * (change + slope), 0.0)
+
+
+@triton.jit
+def score_of(theta, i, scale):
+    """-inf is out, +inf is not a number."""
+    score = tl.load(theta + i).to(tl.float64) * scale
+    score = tl.where(score == float("-inf"), INFEASIBLE, score)
+    return tl.where(score == float("inf"), float("nan"), score)
+
+
+@triton.jit
+def scale_of(gamma, scale, b, gamma_step, GAMMAS: tl.constexpr):
+    """1 / gamma: a number for all instances, or in memory."""
+    if GAMMAS:
+        strength = tl.load(gamma + b * gamma_step).to(tl.float64)
+        return tl.where(strength > 0.0, 1.0 / strength, float("nan"))
+    else:
+        return scale
+
+
+@triton.jit
+def weight_of(weights, i, C):
+    """Of an item that never fits, C + 1 is as good as the true weight."""
+    return tl.minimum(tl.load(weights + i), C + 1).to(tl.int32)
+
+
+@triton.jit
+def limits_of(
+    weights, capacity, slack, reach, n, dtype: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The capacity, the total weight, the state to start from, which is the smaller of the two, and how much of that may
+    stay unused. Totals have 32 bits where one program works on a whole table: its cells are numbered in as many."""
+    given = tl.load(capacity)
+    C = tl.minimum(given, reach).to(tl.int32)
+    total = tl.zeros([], dtype)
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1).to(dtype))
+    goal = tl.minimum(C, total).to(tl.int32)
+    spare = goal
+    if SLACK:
+        unused = tl.load(slack) - (given - goal)
+        spare = tl.minimum(tl.maximum(unused, -1), goal).to(tl.int32)
+    return C, total, goal, spare
+
+
+# Which states of a row are live. From the knee to the slack a row is constant; above the top it is infeasible.
+
+
+@triton.jit
+def band_of(prefix, total, goal, slack, SLACK: tl.constexpr):
+    """The knee, the top and the bottom of the row after the items that weigh prefix."""
+    filled = tl.minimum(prefix, goal).to(tl.int32)
+    low = tl.maximum(goal - (total - prefix), 0).to(tl.int32)
+    if SLACK:
+        return tl.minimum(filled, slack), tl.minimum(filled + tl.maximum(slack, 0), goal), low
+    else:
+        return filled, filled, low
+
+
+@triton.jit
+def settled(c, knee, slack, SLACK: tl.constexpr):
+    """The state that stands for c."""
+    if SLACK:
+        return tl.where(c <= slack, tl.minimum(c, knee), c)
+    else:
+        return tl.minimum(c, knee)
+
+
+@triton.jit
+def is_live(c, knee, top, slack, SLACK: tl.constexpr):
+    """Whether a state stands for itself."""
+    if SLACK:
+        return (c <= knee) | ((c > slack) & (c <= top))
+    else:
+        return c <= knee

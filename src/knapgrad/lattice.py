@@ -1,0 +1,74 @@
+"""All that a kernel knows of a constraint.
+
+A selection is a path through states (i, c): c is what is left of the capacity after the items behind i were decided. It
+starts at (n, capacity), a pick of item i moves it down by ``weights[i]``, and it must end at some (0, c) with ``0 <= c
+<= slack``. A knapsack may leave all of its capacity unused, top-k nothing; a least weight is what lies between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+INFEASIBLE = -1e300  # finite, so that differences of infeasible values are numbers; any theta vanishes beside it
+FEASIBLE = 0.5 * INFEASIBLE  # a value below it has an infeasible state or a masked item in it
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """The states of a batch of instances, and the moves between them.
+
+    Attributes:
+        weights: integers (..., n), broadcastable to theta: how far a pick moves down.
+        capacity: integers, broadcastable to the batch: where the way back begins.
+        slack: integers, broadcastable to the batch: how much of the capacity may stay unused; below 0, nothing is
+            feasible. None if all of it may, in every instance.
+        reach: no capacity is larger; it gives tables their width.
+        heaviest: no weight is larger, but for items that never fit.
+    """
+
+    weights: Any
+    capacity: Any
+    slack: Any
+    reach: int
+    heaviest: int
+
+    def replace(self, **changes: Any) -> Lattice:
+        return replace(self, **changes)
+
+
+def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None) -> Lattice:
+    """The lattice of NumPy arrays, or of some that JAX traces. A capacity above the total weight is cut to it, and what
+    is cut off cannot stay unused."""
+    known_weights, known_capacity = isinstance(weights, np.ndarray), isinstance(capacity, np.ndarray)
+    total = _total(weights) if known_weights else None
+    if known_weights and known_capacity and (capacity > total).any():
+        cut = np.asarray(np.minimum(capacity, total))
+        slack, capacity = None if slack is None else slack - (capacity - cut), cut
+    limits = [max_capacity] if max_capacity is not None else []
+    limits += [int(capacity.max(initial=0))] if known_capacity and max_capacity is None else []
+    limits += [int(total.max(initial=0))] if total is not None else []
+    if not limits:
+        raise ValueError(
+            "weights and capacity are traced by JAX, and a table must have a width when it is compiled; give "
+            "max_capacity=..., an upper bound of the capacity"
+        )
+    reach = min(limits)
+    heaviest = min(int(weights.max(initial=0)), reach + 1) if known_weights else reach + 1
+    return Lattice(weights, _frozen(capacity), _frozen(slack), reach, heaviest)
+
+
+def _frozen(x: Any) -> Any:
+    """A NumPy array that is read-only: a number would be none after arithmetic."""
+    if isinstance(x, (np.ndarray, np.integer)):
+        x = np.asarray(x)
+        x.flags.writeable = False
+    return x
+
+
+def _total(weights: np.ndarray) -> np.ndarray:
+    """Of each instance; large ones saturate, where integers would overflow."""
+    rough = weights.sum(-1, dtype=np.float64)
+    return np.where(rough < 2**53, weights.sum(-1), np.minimum(rough, 2.0**62).astype(np.int64))

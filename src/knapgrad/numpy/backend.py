@@ -1,0 +1,77 @@
+"""NumPy arrays: the functions of :class:`knapgrad.backends.Backend`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from knapgrad.constraints import Constraint
+from knapgrad.kernels.numba import entropy, log_prob, operator, sample, solve
+from knapgrad.lattice import Lattice
+
+__all__ = ["entropy", "log_prob", "operator", "sample", "solve"]
+
+where, broadcast_to = np.where, np.broadcast_to
+
+
+def lattice(constraint: Constraint, theta: np.ndarray) -> Lattice:
+    return constraint.lattice(theta.shape[-1])
+
+
+def numbers(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+known = unchanging = numbers
+
+
+def requires_grad(x: np.ndarray) -> bool:
+    return False
+
+
+def is_floating(x: np.ndarray) -> bool:
+    return x.dtype in (np.float16, np.float32, np.float64)
+
+
+def array(x: Any, like: np.ndarray, name: str) -> np.ndarray:
+    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+
+
+def as_type(x: Any, like: np.ndarray) -> np.ndarray:
+    return np.asarray(x, like.dtype)
+
+
+def computable(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def double(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64, copy=False)
+
+
+def exact() -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def sum_double(x: np.ndarray) -> np.ndarray:
+    return x.sum(-1, dtype=np.float64)
+
+
+def detached(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def differentiates(*arrays: np.ndarray) -> bool:
+    return False
+
+
+def uniforms(rng: Any, shape: tuple[int, ...], like: np.ndarray) -> np.ndarray:
+    """From a Generator, a seed, or NumPy's global generator."""
+    if rng is None:
+        below_one = np.nextafter(like.dtype.type(1), like.dtype.type(0))
+        return np.minimum(np.random.random_sample(shape).astype(like.dtype), below_one)  # noqa: NPY002
+    if not isinstance(rng, (np.random.Generator, int, np.integer, np.random.SeedSequence)):
+        raise TypeError(f"rng must be a NumPy Generator, a seed or None for NumPy arrays, got {type(rng).__name__}")
+    return np.random.default_rng(rng).random(shape, dtype=like.dtype)

@@ -1,0 +1,133 @@
+"""The Kullback-Leibler divergence between two distributions over selections."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import register_kl
+
+from knapgrad import ops
+from knapgrad.constraints import broadcasts
+from knapgrad.lattice import INFEASIBLE
+from knapgrad.regularizers import functions, rebind
+from knapgrad.torch import backend, operators
+from knapgrad.torch.distribution import SubsetDistribution
+
+
+@register_kl(SubsetDistribution, SubsetDistribution)
+def _kl(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
+    """sum_y p(y) log(p(y) / q(y)), exactly; inf where p draws what q never does."""
+    if p.event_shape != q.event_shape or not _same(p, q):
+        raise ValueError("kl_divergence needs two distributions under the same constraint; their supports differ")
+    if p.regularizer.name == q.regularizer.name == "shannon":
+        return _kl_of_gibbs(p, q).to(p.theta.dtype)
+    return _PathDivergence.apply(*torch.broadcast_tensors(p._scaled, q._scaled), p, q).to(p.theta.dtype)
+
+
+def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
+    """Two of Shannon's: the difference of the optima, and of the mean scores."""
+    (log_p, mean), (log_q, _) = p._recalled, q._recalled
+    never = torch.isneginf(q.theta)  # drawn by p, if it does not mask the item too
+    score_q = torch.where(never, 0.0, q._scaled)
+    divergence = log_q - log_p + ops.inner(backend, p._scaled, mean) - ops.inner(backend, score_q, mean)
+    return torch.where((never & (mean > 0)).any(-1), inf, divergence)
+
+
+def _same(p: SubsetDistribution, q: SubsetDistribution) -> bool:
+    """Whether the constraints are, in every instance."""
+
+    def equal(x: Any, y: Any) -> bool:
+        if x is None or y is None:
+            return x is y
+        fits = broadcasts(x.shape, y.shape) or broadcasts(y.shape, x.shape)
+        return fits and bool(np.all(x == y))
+
+    a, b = p.constraint.lattice(p.event_shape[0]), q.constraint.lattice(q.event_shape[0])
+    return all(equal(getattr(a, name), getattr(b, name)) for name in ("weights", "capacity", "slack"))
+
+
+class _PathDivergence(torch.autograd.Function):
+    """Any two regularizers: the expected divergence of the decisions along p's paths, [E] times that of the two Q.
+
+    Plain torch sweeps, not fast, differentiated by autograd on the spot.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, theta_p: Tensor, theta_q: Tensor, p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
+        with torch.enable_grad():
+            thetas = theta_p.detach().requires_grad_(), theta_q.detach().requires_grad_()
+            lattice = backend.lattice(p.constraint, theta_p)
+            weights = backend.array(lattice.weights, theta_p, "weights")
+            capacity = backend.array(lattice.capacity, theta_p, "capacity")
+            start = theta_p.new_zeros(lattice.reach + 1)
+            if lattice.slack is not None:
+                slack = backend.array(lattice.slack, theta_p, "slack").unsqueeze(-1)
+                start = torch.where(torch.arange(len(start), device=slack.device) > slack, INFEASIBLE, start)
+            rows_p, rows_q = (_decisions(theta, x, weights, start) for theta, x in zip(thetas, (p, q)))
+            divergence = theta_p.new_zeros(theta_p.shape[:-1])
+            E = torch.nn.functional.one_hot(
+                capacity.expand(divergence.shape), rows_p[0].shape[-1] if rows_p else 1
+            ).double()
+            for i in range(len(rows_p) - 1, -1, -1):
+                a, b = rows_p[i], rows_q[i]
+                local = _relative(a, b) + _relative(1 - a, 1 - b)
+                divergence = divergence + torch.where(E > 0, E * torch.where(E > 0, local, 0.0), 0.0).sum(-1)
+                picked, _ = _shifted(E * a, -weights[..., i], 0.0)
+                E = E - E * a + picked
+            gradients = torch.autograd.grad(divergence.sum(), thetas, allow_unused=True, materialize_grads=True)
+        finite = torch.isfinite(divergence.detach()).unsqueeze(-1)
+        ctx.save_for_backward(theta_p, theta_q, *(torch.where(finite, gradient, 0.0) for gradient in gradients))
+        return divergence.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *thetas, gradient_p, gradient_q = ctx.saved_tensors
+        gradients = (_Once.apply(gradient, *thetas) for gradient in (gradient_p, gradient_q))
+        return *(grad.unsqueeze(-1) * gradient for gradient in gradients), None, None
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that depends on the thetas in a way that is not known: to differentiate it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *thetas: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        raise operators.no_derivative("second derivative of this divergence")
+
+
+def _decisions(theta: Tensor, x: SubsetDistribution, weights: Tensor, start: Tensor) -> list[Tensor]:
+    """Q[i] (*batch, C + 1) for every item, with first derivatives that do not trip over the kinks of abs at ties."""
+    value, prob, dprob = (rebind(f, torch) for f in functions(x.regularizer.name).values())
+    V = start.expand(*theta.shape[:-1], start.shape[-1])
+    rows = []
+    for i in range(theta.shape[-1]):
+        item = theta[..., i, None]
+        shifted, fits = _shifted(V, weights[..., i], INFEASIBLE)
+        pick = shifted + torch.where(item == -inf, INFEASIBLE, item)
+        delta = pick - V
+        q = torch.where(fits, prob(delta.detach()), 0.0)
+        larger = torch.where(delta > 0, pick, V).detach() + torch.where(fits, value(delta.detach()), 0.0)
+        V = larger + q * (pick - pick.detach()) + (1 - q) * (V - V.detach())
+        rows.append(q + dprob(q) * (delta - delta.detach()))
+    return rows
+
+
+def _shifted(row: Tensor, w: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+    """``row[c - w]`` for every c, and where that exists; ``fill`` elsewhere."""
+    index = torch.arange(row.shape[-1], device=row.device) - w.unsqueeze(-1)
+    fits = ((index >= 0) & (index < row.shape[-1])).expand(row.shape)
+    index = index.clamp(0, row.shape[-1] - 1).expand(row.shape)
+    return torch.where(fits, row.gather(-1, index), fill), fits
+
+
+def _relative(a: Tensor, b: Tensor) -> Tensor:
+    """a log(a / b), 0 where a is."""
+    safe = torch.where(a > 0, a, 1.0)
+    return torch.where(a > 0, safe * (safe.log() - torch.where(a > 0, b, 1.0).log()), 0.0)

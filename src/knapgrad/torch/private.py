@@ -1,0 +1,88 @@
+"""Calls of torch that are not public, all of them: each is looked up once, and has a public stand-in that is slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def _find(*path: str) -> Any:
+    found: Any = torch._C
+    for name in path:
+        found = getattr(found, name, None)
+    return found
+
+
+#: What was found, by its name; None where this torch does not have it.
+FOUND: dict[str, Any] = {
+    "transforms": _find("_are_functorch_transforms_active"),
+    "is_batched": _find("_functorch", "is_batchedtensor"),
+    "is_wrapped": _find("_functorch", "is_functorch_wrapped_tensor"),
+    "below_autograd": _find("_AutoDispatchBelowAutograd"),
+    "modes": _find("_len_torch_dispatch_stack"),
+    "keys": _find("_dispatch_keys"),
+    "level": forward_ad if hasattr(forward_ad, "_current_level") else None,
+    "apply": getattr(super(torch.autograd.Function, torch.autograd.Function), "apply", None),
+    "version": getattr(Tensor, "_version", None),
+}
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func may be active. Stand-in: yes; what works under one works without."""
+    return FOUND["transforms"] is None or FOUND["transforms"]()
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether x is not batched by torch.func.vmap, so that its values can be looked at."""
+    if FOUND["is_batched"] is not None:
+        return not FOUND["is_batched"](x)
+    try:
+        bool(x.reshape(-1)[:1].sum() == 0)
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether x belongs to a transform of torch.func, and must not outlive it."""
+    return FOUND["is_wrapped"](x) if FOUND["is_wrapped"] is not None else is_transforming()
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Operators called inside do not record a derivative."""
+    return torch.no_grad() if FOUND["below_autograd"] is None else FOUND["below_autograd"]()
+
+
+def is_plain(tensors: list[Any], device: str) -> bool:
+    """Whether the dispatcher, which takes as long as a small kernel, would find nothing but the kernel of that device or
+    of the CPU. Stand-in: no."""
+    if FOUND["modes"] is None or FOUND["keys"] is None or FOUND["modes"]() > 0:
+        return False
+    plain = _plain_keys("cpu"), _plain_keys(device)
+    return all(FOUND["keys"](x) in plain for x in tensors)
+
+
+@cache
+def _plain_keys(device: str) -> Any:
+    return FOUND["keys"](torch.empty(0, device=device))
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode derivatives may be computed. Stand-in: yes."""
+    return FOUND["level"] is None or FOUND["level"]._current_level >= 0
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Its apply, without the checks for transforms, which the caller has made."""
+    return function.apply if FOUND["apply"] is None else super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def version_of(x: Tensor) -> object:
+    """Changes whenever x is written to. Stand-in: always."""
+    return object() if FOUND["version"] is None else x._version

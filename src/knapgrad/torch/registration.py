@@ -1,0 +1,287 @@
+"""Makes torch operators of kernels: schema, fake implementation, vmap rule and derivative, under the name ``knapgrad``.
+
+An operator takes what each instance has its own of (theta first), a lattice, gamma, the name of a regularizer, and options.
+Its derivative is put together three times from the same parts: registered with the operator, for torch.compile; as an
+autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a plain autograd.Function,
+because eager calls through either of the others spend tens of microseconds more than a small kernel takes.
+
+torch's dispatcher knows tensors and numbers only, so there a lattice is taken apart. Its arrays may be NumPy's: they become
+tensors where torch has to see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from knapgrad.kernels import numba
+from knapgrad.lattice import Lattice
+from knapgrad.torch import private
+
+_library = torch.library.Library("knapgrad", "DEF")
+
+_LATTICE = {"weights": "Tensor", "capacity": "Tensor", "slack": "Tensor?", "reach": "int", "heaviest": "int"}
+_SMOOTHING = {"gamma": "Tensor", "regularizer": "str"}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an operator takes and returns, by name; types are torch's.
+
+    Attributes:
+        own: tensors that each instance has its own of; theta is the first.
+        sampled: of these, the ones with a dimension of samples in front of the batch.
+        smoothed: whether gamma and a regularizer follow the lattice.
+        options: what comes last.
+        returns: the types of the results.
+        samples: whether the results have a dimension of samples in front.
+    """
+
+    own: tuple[str, ...] = ("theta",)
+    sampled: tuple[str, ...] = ()
+    smoothed: bool = True
+    options: dict[str, str] = field(default_factory=dict)
+    returns: str = "Tensor"
+    samples: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the arguments, in eager mode."""
+        return (*self.own, "lattice", *(_SMOOTHING if self.smoothed else ()), *self.options)
+
+    @property
+    def flat_types(self) -> dict[str, str]:
+        """Of the arguments, where the lattice is taken apart."""
+        smoothing = _SMOOTHING if self.smoothed else {}
+        return dict.fromkeys(self.own, "Tensor") | _LATTICE | smoothing | self.options
+
+    @property
+    def schema(self) -> str:
+        return f"({', '.join(f'{kind} {name}' for name, kind in self.flat_types.items())}) -> {self.returns}"
+
+    def flat(self, arguments: tuple[Any, ...]) -> list[Any]:
+        """Takes the lattice apart."""
+        at = len(self.own)
+        parts = [getattr(arguments[at], name) for name in _LATTICE]
+        return [as_tensor(x) if isinstance(x, np.ndarray) else x for x in (*arguments[:at], *parts, *arguments[at + 1 :])]
+
+    def whole(self, flat: tuple[Any, ...]) -> list[Any]:
+        """Puts it together again."""
+        at, end = len(self.own), len(self.own) + len(_LATTICE)
+        return [*flat[:at], Lattice(*flat[at:end]), *flat[end:]]
+
+
+def as_tensor(x: np.ndarray) -> Tensor:
+    """torch warns of arrays that are read-only; under torch.compile there is no such thing."""
+    return torch.from_numpy(x if torch.compiler.is_compiling() or x.flags.writeable else x.copy())
+
+
+Kept = SimpleNamespace  # what the derivative of an operator has of its arguments, by name
+
+
+def define(
+    name: str,
+    signature: Signature,
+    *,
+    fake: Callable[..., Any],
+    kernel: Callable[..., Any] | None = None,
+    keep: tuple[str, ...] = ("theta",),
+    keep_of: Callable[..., dict[str, Any]] | None = None,
+    backward: Callable[..., dict[str, Tensor | None]] | None = None,
+    jvp: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Registers ``torch.ops.knapgrad.<name>``; returns what to call, with arguments in the order of ``signature.names``.
+
+    Args:
+        fake: the shapes of the results, from the arguments.
+        kernel: what to run on every device; None for the kernel of that name on each.
+        keep: arguments that the derivative needs, besides ``problem``: lattice, gamma and regularizer.
+        keep_of: ``(output, **options) -> what else it needs``.
+        backward: ``(kept, *grads) -> gradients by name of the argument``. ``kept.wants`` has the names that need one.
+        jvp: ``(kept, tangents by name) -> tangents of the results``.
+    """
+    qualified = f"knapgrad::{name}"
+    torch.library.define(qualified, signature.schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
+    kernels = {"cpu": kernel or _on_cpu(name), "cuda": kernel or _on_cuda(name)}
+
+    def of_flat(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *flat: function(*signature.whole(flat))
+
+    for device, run in kernels.items():
+        torch.library.impl(qualified, device.upper(), of_flat(run), lib=_library)
+    torch.library.register_fake(qualified, of_flat(fake), lib=_library)
+    operator = getattr(torch.ops.knapgrad, name).default
+    torch.library.register_vmap(qualified, _vmap_rule(signature, operator), lib=_library)
+    at = len(signature.own)
+
+    def run_plain(*arguments: Any) -> Any:
+        """Straight to the kernel, if that is all that the dispatcher would find."""
+        lattice, device = arguments[at], arguments[0].device.type
+        given = *arguments, lattice.weights, lattice.capacity, lattice.slack
+        if device in kernels and private.is_plain([x for x in given if isinstance(x, Tensor)], device):
+            return kernels[device](*arguments)
+        with private.below_autograd():
+            return operator(*signature.flat(arguments))
+
+    if backward is None:
+
+        def call_constant(*arguments: Any) -> Any:
+            is_traced = torch.compiler.is_compiling() or private.is_transforming()
+            return operator(*signature.flat(arguments)) if is_traced else run_plain(*arguments)
+
+        return call_constant
+
+    flat = _Derivative(tuple(signature.flat_types), keep, tuple(signature.options), keep_of, backward, jvp)
+    whole = _Derivative(signature.names, keep, tuple(signature.options), keep_of, backward, jvp)
+    torch.library.register_autograd(qualified, flat.backward, setup_context=flat.setup, lib=_library)
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = run_plain(*arguments)
+        whole.setup(ctx, arguments, output)
+        return output
+
+    eager = private.apply_of(_autograd_function(name, forward=forward, **whole.parts))
+    functional = _autograd_function(name, forward=lambda *a: operator(*a), setup_context=flat.setup, **flat.parts)
+    functional.vmap = staticmethod(_vmap_rule(signature, functional.apply))  # type: ignore[method-assign]
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return operator(*signature.flat(arguments))
+        if private.is_transforming():
+            return functional.apply(*signature.flat(arguments))
+        if torch.is_grad_enabled() or private.is_forward_mode():
+            return eager(*arguments)
+        return run_plain(*arguments)
+
+    return call
+
+
+class _Derivative:
+    """The derivative of an operator in autograd's terms, for arguments of these names: what is kept, and gradients in the
+    order of the arguments."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        keep: tuple[str, ...],
+        options: tuple[str, ...],
+        keep_of: Callable[..., dict[str, Any]] | None,
+        backward: Callable[..., dict[str, Tensor | None]],
+        jvp: Callable[..., Any] | None,
+    ) -> None:
+        self.names, self.keep_of, self._backward, self._jvp = names, keep_of, backward, jvp
+        always = ("lattice", *_LATTICE, *_SMOOTHING)
+        self.kept = [(position, name) for position, name in enumerate(names) if name in keep or name in always]
+        self.options = [(position, name) for position, name in enumerate(names) if name in options]
+
+    @property
+    def parts(self) -> dict[str, Callable[..., Any]]:
+        return {"backward": self.backward} | ({"jvp": self.jvp} if self._jvp else {})
+
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps tensors by autograd's rules, the rest as it is."""
+        values = {name: inputs[position] for position, name in self.kept}
+        if self.keep_of is not None:
+            values |= self.keep_of(output, **{name: inputs[position] for position, name in self.options})
+        tensors = [x for x in values.values() if isinstance(x, Tensor)]
+        ctx.values = {name: None if isinstance(x, Tensor) else x for name, x in values.items()}
+        ctx.tensors = [name for name, x in values.items() if isinstance(x, Tensor)]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        if private.is_forward_mode():  # only then: it makes a cycle that would keep the output until it is collected
+            ctx.save_for_forward(*tensors)
+
+    def restore(self, ctx: Any) -> Kept:
+        kept = Kept(**ctx.values)
+        kept.__dict__.update(zip(ctx.tensors, ctx.saved_tensors))
+        if not hasattr(kept, "lattice"):
+            kept.lattice = Lattice(*(getattr(kept, name) for name in _LATTICE))
+        kept.problem = kept.lattice, kept.gamma, kept.regularizer
+        return kept
+
+    def backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        kept = self.restore(ctx)
+        kept.wants = {name for name, wanted in zip(self.names, ctx.needs_input_grad) if wanted}
+        found = self._backward(kept, *grads)
+        return tuple(found.get(name) for name in self.names)
+
+    def jvp(self, ctx: Any, *tangents: Any) -> Any:
+        return self._jvp(self.restore(ctx), dict(zip(self.names, tangents)))  # type: ignore[misc]
+
+
+def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.autograd.Function]:
+    methods = {key: staticmethod(part) for key, part in parts.items()}
+    return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
+
+
+def _on_cpu(name: str) -> Callable[..., Any]:
+    kernel = getattr(numba, name)
+
+    def run(*arguments: Any) -> Any:
+        results = kernel(*[_as_numpy(x) if isinstance(x, (Tensor, Lattice)) else x for x in arguments])
+        if isinstance(results, tuple):
+            return tuple(torch.from_numpy(x) for x in results)
+        return torch.from_numpy(results)
+
+    return run
+
+
+def _as_numpy(x: Any) -> Any:
+    if isinstance(x, Lattice):
+        if isinstance(x.weights, np.ndarray):
+            return x
+        slack = None if x.slack is None else x.slack.numpy()
+        return x.replace(weights=x.weights.numpy(), capacity=x.capacity.numpy(), slack=slack)
+    if x.requires_grad:
+        x = x.detach()
+    return x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy()  # of a gamma; NumPy does not know the type
+
+
+def _on_cuda(name: str) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        try:
+            from knapgrad.kernels.triton import from_torch
+        except ImportError as error:
+            raise ImportError(
+                f"theta is on {arguments[0].device}, and knapgrad's GPU kernels need Triton ({error}); it comes with "
+                "torch's CUDA builds for Linux: install one of those, or `pip install triton` (on Windows "
+                "`triton-windows`), or use theta.cpu()"
+            ) from error
+        return getattr(from_torch, name)(*[as_tensor(x) if isinstance(x, np.ndarray) else x for x in arguments])
+
+    return run
+
+
+def _vmap_rule(signature: Signature, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The batch may have any rank, so a vmapped dimension is one more: before the batch, after the samples."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        rank = arguments[0].dim() - (in_dims[0] is not None)  # of theta, as the operator was called
+        moved = []
+        for name, x, dim in zip(signature.flat_types, arguments, in_dims):
+            if not isinstance(x, Tensor):
+                moved.append(x)
+            elif name in signature.own:  # must have the dimension
+                front = int(name in signature.sampled)
+                if dim is None:
+                    moved.append(x.unsqueeze(front).expand(*x.shape[:front], info.batch_size, *x.shape[front:]))
+                else:
+                    moved.append(x.movedim(dim, front))
+            elif name in signature.options:
+                moved.append(None)  # a table of other batches
+            elif dim is None:  # constants broadcast
+                moved.append(x)
+            else:  # filled up, so that the new dimension is left of the whole batch
+                x, full = x.movedim(dim, 0), rank - (name != "weights")
+                moved.append(x.reshape(x.shape[0], *[1] * (full - x.dim() + 1), *x.shape[1:]))
+        results = call(*moved)
+        out = int(signature.samples)
+        return results, (out,) * len(results) if isinstance(results, tuple) else out
+
+    return rule
