@@ -244,7 +244,7 @@ def memory(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def kept_bytes(function: Callable[[torch.Tensor], torch.Tensor], problem: cases.Problem) -> int:
+def kept_bytes(function: Callable[[torch.Tensor], torch.Tensor], problem: cases.Instances) -> int:
     """Size of the distinct storages that autograd saves, the output's own included."""
     storages: dict[int, int] = {}
 

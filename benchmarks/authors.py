@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.cases import Problem
+from benchmarks.cases import Instances
 
 Functions = dict[str, Callable[..., np.ndarray]]
 EXPECTED = {
@@ -80,7 +80,7 @@ def functions(module: ModuleType) -> dict[str, list[str]]:
     return found
 
 
-def as_torch(theirs: Functions, problem: Problem, regularizer: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def as_torch(theirs: Functions, problem: Instances, regularizer: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """The two functions as one differentiable function of a torch tensor."""
     constraint = (problem.weights[0], problem.total, regularizer, problem.exactly)
 

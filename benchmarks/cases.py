@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+import knapgrad as kg
+
 
 class Target(NamedTuple):
     """How many times faster than the paper's layout: value and relax alone, and with the VJP."""
@@ -69,7 +71,7 @@ GPU_SAMPLING = Case(1024, 100)
 
 
 @dataclass(frozen=True)
-class Problem:
+class Instances:
     """The arrays of a case: theta and the cotangent z ``(batch, n)``, weights ``(1, n)``, capacity ``(1,)``."""
 
     theta: np.ndarray
@@ -82,8 +84,12 @@ class Problem:
     def total(self) -> int:
         return int(self.capacity[0])
 
+    @property
+    def constraint(self) -> kg.TopK | kg.Knapsack:
+        return kg.TopK(self.total) if self.exactly else kg.Knapsack(self.weights[0], self.total)
 
-def make(case: Case, seed: int = 0) -> Problem:
+
+def make(case: Case, seed: int = 0) -> Instances:
     """Scores are standard normal in units of gamma; weights are uniform in lightest..heaviest."""
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal((case.batch, case.items)).astype(np.float32)
@@ -94,4 +100,4 @@ def make(case: Case, seed: int = 0) -> Problem:
     else:
         weights = np.ones(case.items, dtype=np.int64)
         capacity = case.k
-    return Problem(theta, z, weights.astype(np.int64)[None], np.array([capacity]), exactly=case.k is not None)
+    return Instances(theta, z, weights.astype(np.int64)[None], np.array([capacity]), exactly=case.k is not None)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from benchmarks import eager_torch
-from benchmarks.cases import Problem
+from benchmarks.cases import Instances
 from benchmarks.paper_layout import PaperLayout
-from knapgrad.kernels import numba_cpu
+from knapgrad.kernels import numba
 
 
 class Contestant(Protocol):
@@ -28,19 +28,19 @@ class Ours:
 
     tolerance = 2e-5
 
-    def __init__(self, problem: Problem, regularizer: str, uniforms: np.ndarray) -> None:
+    def __init__(self, problem: Instances, regularizer: str, uniforms: np.ndarray) -> None:
         self.theta, self.z, self.uniforms = problem.theta, problem.z, uniforms
-        self.constraint = (problem.weights, problem.capacity, np.ones(1), regularizer, problem.exactly)
+        self.problem = problem.constraint.lattice(problem.theta.shape[1]), np.ones(1), regularizer
 
     def forward(self) -> tuple[np.ndarray, np.ndarray]:
-        return numba_cpu.operator(self.theta, *self.constraint)
+        return numba.operator(self.theta, *self.problem)
 
     def both(self) -> np.ndarray:
-        numba_cpu.operator(self.theta, *self.constraint)
-        return numba_cpu.vjp(self.theta, self.z, *self.constraint)
+        numba.operator(self.theta, *self.problem)
+        return numba.vjp(self.theta, self.z, *self.problem)
 
     def sample(self) -> np.ndarray:
-        return numba_cpu.sample(self.theta, self.uniforms, *self.constraint)
+        return numba.sample(self.theta, self.uniforms, *self.problem)
 
 
 class Paper:
@@ -48,7 +48,7 @@ class Paper:
 
     tolerance = 1e-9
 
-    def __init__(self, problem: Problem, regularizer: str, uniforms: np.ndarray) -> None:
+    def __init__(self, problem: Instances, regularizer: str, uniforms: np.ndarray) -> None:
         self.theta, self.z = problem.theta.astype(np.float64), problem.z.astype(np.float64)
         self.weights, self.uniforms = problem.weights[0], uniforms.astype(np.float64)
         self.samples = np.empty_like(self.uniforms)
@@ -70,7 +70,7 @@ class Eager:
 
     tolerance = 2e-3
 
-    def __init__(self, problem: Problem, regularizer: str, uniforms: np.ndarray) -> None:
+    def __init__(self, problem: Instances, regularizer: str, uniforms: np.ndarray) -> None:
         self.theta, self.z, self.uniforms = (torch.from_numpy(a) for a in (problem.theta, problem.z, uniforms))
         self.theta_grad = self.theta.clone().requires_grad_()
         self.constraint = (problem.weights[0].tolist(), problem.total, problem.exactly, regularizer)
@@ -88,7 +88,7 @@ class Eager:
         return eager_torch.sample(self.theta, self.uniforms, *self.constraint).numpy()
 
 
-def enter(problem: Problem, regularizer: str, samples: int = 1, seed: int = 0) -> dict[str, Contestant]:
+def enter(problem: Instances, regularizer: str, samples: int = 1, seed: int = 0) -> dict[str, Contestant]:
     """All contestants on one problem."""
     uniforms = np.random.default_rng(seed).random((samples, *problem.theta.shape), dtype=np.float32)
     return {
@@ -98,7 +98,7 @@ def enter(problem: Problem, regularizer: str, samples: int = 1, seed: int = 0) -
     }
 
 
-def check(contestants: dict[str, Contestant], problem: Problem, sampling: bool = False) -> dict[str, float]:
+def check(contestants: dict[str, Contestant], problem: Instances, sampling: bool = False) -> dict[str, float]:
     """Largest errors against baseline (a), which runs in float64; raises when one is too large to be worth timing."""
     paper = contestants["paper"]
     value, selection = (array.copy() for array in paper.forward())
@@ -121,7 +121,7 @@ def check(contestants: dict[str, Contestant], problem: Problem, sampling: bool =
     return errors
 
 
-def check_samples(name: str, samples: np.ndarray, selection: np.ndarray, problem: Problem) -> None:
+def check_samples(name: str, samples: np.ndarray, selection: np.ndarray, problem: Instances) -> None:
     used = samples @ problem.weights[0]
     if not (used == problem.total if problem.exactly else used <= problem.total).all():
         raise SystemExit(f"{name} sampled an infeasible subset: not timed")

@@ -64,16 +64,16 @@ def copy_bandwidth(size: int = 2 << 30) -> float:
 def step_latency(batch: int, items: int, reach: int) -> dict[str, Any]:
     """Microseconds of one dependent step in the layout that the kernels choose for a shape."""
     from benchmarks import chain_kernels
-    from knapgrad.kernels import triton_cuda, triton_plan
+    from knapgrad.kernels.triton import from_torch, plan
 
     device = torch.device("cuda", torch.cuda.current_device())
-    plan = triton_plan.plan(batch, items, reach, 1, 4, triton_cuda.multiprocessors(device))
-    chain = chain_kernels.gather_chain if plan.narrow else chain_kernels.memory_chain
-    found: dict[str, Any] = {"layout": "registers" if plan.narrow else "memory", "block": plan.block}
-    found["warps"] = plan.warps
+    layout = plan.plan(batch, items, reach, 1, 4, from_torch.multiprocessors(device))
+    chain = chain_kernels.gather_chain if layout.narrow else chain_kernels.memory_chain
+    found: dict[str, Any] = {"layout": "registers" if layout.narrow else "memory", "block": layout.block}
+    found["warps"] = layout.warps
     for name in ("float64", "float32"):
-        row = torch.zeros(2 * plan.block, dtype=getattr(torch, name), device="cuda")
-        times = event_times(lambda row=row: chain[(1,)](row, STEPS, 3, BLOCK=plan.block, num_warps=plan.warps), 7)
+        row = torch.zeros(2 * layout.block, dtype=getattr(torch, name), device="cuda")
+        times = event_times(lambda row=row: chain[(1,)](row, STEPS, 3, BLOCK=layout.block, num_warps=layout.warps), 7)
         found[name] = 1e3 * statistics.median(times) / STEPS
     return found
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,16 +158,30 @@ BACKENDS: dict[str, Callable[[Frozen], dict[str, Any]]] = {
 }
 
 
-def save(path: Path, backends: list[str]) -> None:
+def save(path: Path, backends: list[str], jobs: int) -> None:
+    """With several jobs, since a GPU's kernels take longer to compile than to run."""
     found = {}
-    for backend in backends:
-        for problem in tqdm(problems(), desc=backend, total=COUNT, mininterval=5):
-            if backend == "jax" and problem.seed % 2 == 0:
-                continue
-            for name, x in BACKENDS[backend](problem).items():
-                found[f"{backend}/{name}/{problem.seed}"] = x
+    if jobs == 1:
+        for backend in backends:
+            found |= results(backend, 0, 1)
+    else:
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            tasks = [pool.submit(results, backend, k, jobs) for backend in backends for k in range(jobs)]
+            for task in tasks:
+                found |= task.result()
     np.savez_compressed(path, **found)
     print(f"Saved {len(found):,} results to {path}, by {kg.__file__}")
+
+
+def results(backend: str, first: int, step: int) -> dict[str, np.ndarray]:
+    """Of every step-th problem."""
+    found = {}
+    for problem in tqdm(islice(problems(), first, None, step), desc=backend, total=COUNT // step, mininterval=5):
+        if backend == "jax" and problem.seed % 2 == 0:
+            continue
+        for name, x in BACKENDS[backend](problem).items():
+            found[f"{backend}/{name}/{problem.seed}"] = x
+    return found
 
 
 def compare(before: Path, after: Path, output: Path | None) -> None:
@@ -204,13 +221,14 @@ def main() -> None:
     saving = actions.add_parser("save", help="run all problems and save the results")
     saving.add_argument("path", type=Path, help="an .npz file")
     saving.add_argument("--backends", nargs="+", choices=BACKENDS, default=["numpy", "torch", "jax"], metavar="NAME")
+    saving.add_argument("--jobs", type=int, default=1, help="processes that share the problems (1)")
     comparing = actions.add_parser("compare", help="compare two such files")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--output", type=Path, help="JSON file for the table")
     options = parser.parse_args()
     if options.action == "save":
-        save(options.path, options.backends)
+        save(options.path, options.backends, options.jobs)
     else:
         compare(options.before, options.after, options.output)
 

@@ -31,10 +31,10 @@ from tqdm import tqdm
 
 import knapgrad as kg
 from benchmarks import cases, eager_torch, floor, gpu_report, jax_scan
-from benchmarks.cases import Case, Problem
+from benchmarks.cases import Case, Instances
 from knapgrad import reference
 from knapgrad.regularizers import REGULARIZERS
-from knapgrad.torch import operators
+from knapgrad.torch import backend, operators
 from measuring import clocks, origin
 
 Row = dict[str, Any]
@@ -187,12 +187,10 @@ def driver() -> str:
 class Ours:
     """Tensors of a problem on the device, and the operators on them."""
 
-    def __init__(self, problem: Problem, regularizer: str, device: str, gamma: float = 1.0) -> None:
+    def __init__(self, problem: Instances, regularizer: str, device: str, gamma: float = 1.0) -> None:
         self.theta, self.z = (torch.from_numpy(x).to(device) for x in (problem.theta, problem.z))
-        weights, capacity = (torch.from_numpy(x).to(device) for x in (problem.weights, problem.capacity))
         strength = torch.tensor(gamma, dtype=torch.float64)
-        reach = min(problem.total, int(problem.weights.sum()))
-        self.constants = weights, capacity, strength, regularizer, problem.exactly, reach
+        self.constants = backend.lattice(problem.constraint, self.theta), strength, regularizer
 
     @torch.no_grad()
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,10 +204,10 @@ class Ours:
         return self.forward()[1], self.vjp()
 
 
-def near_ties(problem: Problem) -> Problem:
+def near_ties(problem: Instances) -> Instances:
     """Scores that differ from the weights by 1e-4, which is gamma as well: theta / gamma is about 1e4."""
     theta = problem.weights + TIE_GAMMA * problem.theta.astype(np.float64)
-    return Problem(theta.astype(np.float32), problem.z, problem.weights, problem.capacity, problem.exactly)
+    return Instances(theta.astype(np.float32), problem.z, problem.weights, problem.capacity, problem.exactly)
 
 
 def correctness(run: Run) -> None:
@@ -233,7 +231,7 @@ def correctness(run: Run) -> None:
                 run.save()
 
 
-def errors(problem: Problem, regularizer: str, gamma: float, device: str) -> Row:
+def errors(problem: Instances, regularizer: str, gamma: float, device: str) -> Row:
     """Largest errors of value (relative), relax (absolute) and the VJP (relative to its largest entry)."""
     ours = Ours(problem, regularizer, device, gamma)
     value, relaxed, product = (x.double().cpu().numpy() for x in (*ours.forward(), ours.vjp()))
@@ -242,7 +240,7 @@ def errors(problem: Problem, regularizer: str, gamma: float, device: str) -> Row
     found: dict[str, list[float]] = {"value": [], "relax": [], "vjp": []}
     largest = 0.0
     for b in np.unique(np.linspace(0, len(problem.theta) - 1, CHECKED).astype(int)):
-        rest = problem.weights[0], problem.total, REGULARIZERS[regularizer], problem.exactly
+        rest = problem.constraint.lattice(problem.theta.shape[1]), REGULARIZERS[regularizer]
         theta, z = problem.theta[b].astype(np.float64) / gamma, problem.z[b].astype(np.float64)
         true_value, true_relaxed = reference.operator(theta, *rest)
         true_product = reference.vjp(theta, z, *rest)

@@ -12,18 +12,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import knapgrad as kg
 from benchmarks import jax_scan as plain_scan
-from benchmarks.cases import Problem
+from benchmarks.cases import Instances
+from knapgrad.jax import backend
 from knapgrad.kernels import jax_scan
 from knapgrad.regularizers import REGULARIZERS
 
 Functions = tuple[Callable[..., Any], Callable[..., Any]]
 
 
-def enter(problem: Problem, regularizer: str) -> dict[str, Functions]:
+def enter(problem: Instances, regularizer: str) -> dict[str, Functions]:
     return {
         "ours": ours(problem, regularizer),
         "same scan": same_scan(problem, regularizer),
@@ -31,20 +31,18 @@ def enter(problem: Problem, regularizer: str) -> dict[str, Functions]:
     }
 
 
-def ours(problem: Problem, regularizer: str) -> Functions:
-    constraint = kg.TopK(problem.total) if problem.exactly else kg.Knapsack(problem.weights[0], problem.total)
+def ours(problem: Instances, regularizer: str) -> Functions:
+    constraint = problem.constraint
     smoothing = REGULARIZERS[regularizer](1.0)
     return derived(lambda theta: kg.value(theta, constraint, smoothing))
 
 
-def same_scan(problem: Problem, regularizer: str) -> Functions:
+def same_scan(problem: Instances, regularizer: str) -> Functions:
     """The V sweep of knapgrad, rows in float64 and all; its derivatives left to JAX."""
-    weights = problem.weights[0].astype(np.int32)
-    choice = jax_scan.Choice(regularizer, problem.exactly, problem.total, int(weights.max()))
+    lattice = backend.lattice(problem.constraint, problem.theta)
 
     def value(row: Any) -> Any:
-        instance = jax_scan.Problem(row, jnp.asarray(weights), jnp.int32(problem.total), jnp.float32(1))
-        return jax_scan._fill(instance, choice)[0]
+        return jax_scan.value(row, lattice, jnp.float32(1), regularizer)
 
     return derived(jax.vmap(value), partial(jax_scan.float64, True))
 

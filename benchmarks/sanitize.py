@@ -9,7 +9,7 @@ import torch
 
 import knapgrad as kg
 from knapgrad.constraints import Constraint
-from knapgrad.kernels import triton_plan
+from knapgrad.kernels.triton import plan
 from knapgrad.regularizers import Regularizer
 
 
@@ -35,10 +35,15 @@ def main() -> None:
         everything(torch.randn(3, 7), kg.Knapsack(light, 17), regularizer)
         everything(torch.randn(5, 9), kg.TopK([0, 1, 4, 8, 9]), regularizer)
         everything(torch.randn(300, 13), kg.Knapsack(heavy, 201), regularizer)
-        everything(torch.randn(2, 13), kg.Knapsack(9 * heavy, 1333), regularizer)
-        triton_plan.LARGEST_ROW = 1000  # the same rows, shared by many programs
-        everything(torch.randn(2, 13), kg.Knapsack(9 * heavy, 1333), regularizer)
-        triton_plan.LARGEST_ROW = 1 << 15
+        everything(torch.randn(300, 13), kg.Knapsack(heavy, 201, at_least=90), regularizer)
+        everything(torch.randn(5, 9), kg.TopK([0, 1, 4, 8, 9], at_least=[0, 0, 2, 5, 9]), regularizer)
+        long = kg.Knapsack(9 * heavy, 1333), kg.Knapsack(9 * heavy, 1333, at_least=300)
+        for constraint in long:
+            everything(torch.randn(2, 13), constraint, regularizer)
+        plan.LARGEST_ROW = 1000  # the same rows, shared by many programs
+        for constraint in long:
+            everything(torch.randn(2, 13), constraint, regularizer)
+        plan.LARGEST_ROW = 1 << 15
     print("done")
 
 

@@ -9,22 +9,30 @@ import numpy as np
 from hypothesis import strategies as st
 
 import knapgrad as kg
-from oracles import Truth, feasible, subsets, truth
+from knapgrad.lattice import Lattice, lattice_of
+from oracles import Limits, Truth, feasible, subsets, truth
 
-CONSTRAINTS = ("knapsack", "top-k")
+CONSTRAINTS = ("knapsack", "top-k", "at least")
+
+
+def lattice(weights: Any, limits: Limits) -> Lattice:
+    """Of one instance, for knapgrad.reference."""
+    slack = np.asarray(limits.capacity - limits.at_least) if limits.at_least else None
+    return lattice_of(np.asarray(weights), np.asarray(limits.capacity), slack, None)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A batch of instances as a user would write it: weights, capacity and gamma shared or one for each instance."""
+    """A batch of instances as a user would write it: weights, limits and gamma shared or one for each instance."""
 
     theta: np.ndarray  # (*batch, n)
     weights: Any  # None for top-k
     capacity: Any  # k for top-k
     gamma: Any = 1.0
+    at_least: Any = None  # None for 0, or for k
 
     @property
-    def exactly(self) -> bool:
+    def is_top_k(self) -> bool:
         return self.weights is None
 
     @property
@@ -40,31 +48,36 @@ class Problem:
         return int(np.prod(self.batch))
 
     def flat(self, array: np.ndarray) -> np.ndarray:
-        """(*batch, n) as one row an instance."""
+        """(*batch, n) as one row per instance."""
         return array.reshape(self.size, self.n)
 
     @property
     def constraint(self) -> Any:
-        return kg.TopK(self.capacity) if self.exactly else kg.Knapsack(self.weights, self.capacity)
+        if self.is_top_k:
+            return kg.TopK(self.capacity, at_least=self.at_least)
+        return kg.Knapsack(self.weights, self.capacity, at_least=0 if self.at_least is None else self.at_least)
 
     def regularizer(self, name: str) -> Any:
         return getattr(kg, name.capitalize())(self.gamma)
 
-    def rows(self) -> list[tuple[np.ndarray, np.ndarray, int, float]]:
-        """theta, weights, capacity and gamma of each instance, in order of the flattened batch."""
+    def rows(self) -> list[tuple[np.ndarray, np.ndarray, Limits, float]]:
+        """theta, weights, limits and gamma of each instance, in order of the flattened batch."""
         size = self.size
-        weights = np.ones(self.n, dtype=int) if self.exactly else np.asarray(self.weights, dtype=int)
+        weights = np.ones(self.n, dtype=int) if self.is_top_k else np.asarray(self.weights, dtype=int)
+        default = self.capacity if self.is_top_k else 0
+        limits = (default if self.at_least is None else self.at_least), self.capacity
+        at_least, capacity = (np.broadcast_to(np.asarray(x), self.batch).reshape(size).tolist() for x in limits)
         return list(
             zip(
                 self.theta.reshape(size, self.n),
                 np.broadcast_to(weights, self.theta.shape).reshape(size, self.n),
-                np.broadcast_to(np.asarray(self.capacity), self.batch).reshape(size),
+                map(Limits, at_least, capacity),
                 np.broadcast_to(np.asarray(self.gamma, dtype=float), self.batch).reshape(size),
             )
         )
 
     def truths(self, regularizer: str) -> list[Truth]:
-        return [truth(theta, w, c, regularizer, self.exactly, g) for theta, w, c, g in self.rows()]
+        return [truth(theta, w, limits, regularizer, g) for theta, w, limits, g in self.rows()]
 
     def batched(self, values: list[Any], *shape: int) -> np.ndarray:
         return np.array(values, dtype=np.float64).reshape((*self.batch, *shape))
@@ -81,9 +94,9 @@ class Problem:
         if not np.isin(samples, (0.0, 1.0)).all():
             return False
         return all(
-            feasible(sample[b], w, c, self.exactly) and not (sample[b][np.isneginf(theta)]).any()
+            feasible(sample[b], w, limits) and not (sample[b][np.isneginf(theta)]).any()
             for sample in samples
-            for b, (theta, w, c, _) in enumerate(self.rows())
+            for b, (theta, w, limits, _) in enumerate(self.rows())
         )
 
     def selections(self) -> np.ndarray:
@@ -114,6 +127,8 @@ def problems(draw: st.DrawFn, constraint: str, max_n: int = 6, masked: bool = Tr
     """One shape is for JAX, which compiles for each."""
     if one_shape:
         return draw(_problems_of_one_shape(constraint, masked))
+    if constraint == "at least":
+        return draw(_with_a_least_weight(max_n, masked))
     n = draw(st.integers(0 if constraint == "knapsack" else 1, max_n))
     batch = draw(st.sampled_from([(), (1,), (2,), (3,)]))
     size = int(np.prod(batch))
@@ -139,6 +154,9 @@ def problems(draw: st.DrawFn, constraint: str, max_n: int = 6, masked: bool = Tr
 def _problems_of_one_shape(draw: st.DrawFn, constraint: str, masked: bool) -> Problem:
     """Everything for each instance; the first has what fixes the width of the table."""
     size, n = 3, 4
+    if constraint == "at least":
+        problem = draw(_problems_of_one_shape("knapsack", masked))
+        return replace(problem, at_least=_reachable(draw, problem))
     theta = np.array(draw(st.lists(scores(masked), min_size=size * n, max_size=size * n))).reshape(size, n)
     gamma = np.array([draw(GAMMAS) for _ in range(size)])
     if constraint == "top-k":
@@ -148,6 +166,28 @@ def _problems_of_one_shape(draw: st.DrawFn, constraint: str, masked: bool) -> Pr
     weights = np.array(draw(st.lists(st.integers(0, 5), min_size=size * n, max_size=size * n))).reshape(size, n)
     weights[0, 0] = 12
     return Problem(theta, weights, np.array([12, *(draw(st.integers(0, 12)) for _ in range(size - 1))]), gamma)
+
+
+@st.composite
+def _with_a_least_weight(draw: st.DrawFn, max_n: int, masked: bool) -> Problem:
+    """A knapsack, or top-k, with a least weight or number that some selection of each instance has."""
+    problem = draw(problems(draw(st.sampled_from(["knapsack", "knapsack", "top-k"])), max_n, masked))
+    least = _reachable(draw, problem)
+    same = problem.size and draw(st.booleans())
+    return replace(problem, at_least=np.full_like(least, least.min()) if same else least)
+
+
+def _reachable(draw: st.DrawFn, problem: Problem) -> np.ndarray:
+    """(*batch,): the weight of some feasible selection without masked items."""
+    least = []
+    for theta, weights, limits, _ in problem.rows():
+        items = weights[~np.isneginf(theta)]
+        weight = 0
+        for w in items.tolist():
+            if weight + w <= limits.capacity and draw(st.booleans()):
+                weight += w
+        least.append(limits.capacity if problem.is_top_k and draw(st.booleans()) else weight)
+    return np.array(least, dtype=int).reshape(problem.batch)
 
 
 INF = np.inf
@@ -204,6 +244,25 @@ EDGES: dict[str, Problem] = {
     "on the thresholds": Problem(np.array([[-1.0, -2.0, 1.0, 2.0], [1.0, 0.0, 2.0, 0.0]]), [1, 1, 1, 1], 4),
     "batch of rank 2": Problem(np.stack([_BATCH, _BATCH[::-1] - 0.25]), [2, 1, 3, 1], 4),
     "batch of rank 3": Problem(np.stack([_BATCH, _BATCH[::-1] - 0.25])[:, None], None, 2),
+    "a least weight": Problem(_BATCH, [2, 1, 3, 1], 5, at_least=3),
+    "a least weight of every instance": Problem(_BATCH, [2, 1, 3, 1], 5, at_least=np.array([0, 4, 5])),
+    "a least weight, all of it": Problem(_BATCH, [2, 1, 3, 1], 5, at_least=5),
+    "a least weight, capacity above the total": Problem(_BATCH, [2, 1, 3, 1], 100, at_least=6),
+    "a least weight, only all items have it": Problem(_BATCH, [2, 1, 3, 1], 100, at_least=7),
+    "a least weight, some weigh nothing": Problem(_BATCH, [0, 2, 0, 3], 4, at_least=3),
+    "a least weight, masked": Problem(
+        np.array([[0.75, -INF, 1.5, 0.25], [-INF, 2.0, -INF, 1.25]]), [2, 1, 3, 1], 4, at_least=2
+    ),
+    "a least weight, everything for each instance": Problem(
+        _BATCH,
+        np.array([[2, 1, 3, 1], [1, 1, 1, 1], [0, 4, 2, 5]]),
+        np.array([5, 2, 9]),
+        np.array([0.2, 1.0, 5.0]),
+        np.array([4, 0, 6]),
+    ),
+    "from 1 to 3": Problem(_BATCH, None, 3, at_least=1),
+    "at most 2": Problem(_BATCH, None, 2, at_least=0),
+    "from and to of every instance": Problem(_BATCH, None, np.array([2, 4, 3]), at_least=np.array([0, 3, 3])),
     "no batch": Problem(_THETA, [2, 1, 3, 1], 4),
     "no batch, top-k": Problem(_THETA, None, 2),
     "empty batch": Problem(np.zeros((0, 4)), [2, 1, 3, 1], 4),

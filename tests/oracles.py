@@ -33,9 +33,15 @@ def subsets(n: int) -> list[Subset]:
     return list(itertools.product((0, 1), repeat=n))
 
 
-def feasible(y: Sequence[int], weights: Sequence[int], capacity: int, exactly: bool) -> bool:
-    total = sum(int(w) for picked, w in zip(y, weights) if picked)
-    return total == int(capacity) if exactly else total <= int(capacity)
+class Limits(NamedTuple):
+    """The least and the largest total weight."""
+
+    at_least: int
+    capacity: int
+
+
+def feasible(y: Sequence[int], weights: Sequence[int], limits: Limits) -> bool:
+    return limits.at_least <= sum(int(w) for picked, w in zip(y, weights) if picked) <= limits.capacity
 
 
 class Decision(NamedTuple):
@@ -74,12 +80,11 @@ def decide(pick: Any, skip: Any, regularizer: str, gamma: Any) -> Decision:
 class Truth:
     """One instance, by recursion over (items left, capacity left) and by enumeration of the paths."""
 
-    def __init__(self, theta, weights, capacity, regularizer: str, exactly: bool, gamma=1.0) -> None:
+    def __init__(self, theta, weights, limits: Limits, regularizer: str, gamma=1.0) -> None:
         self.theta = [mp.mpf(x) for x in theta]
         self.weights = [int(w) for w in weights]
-        self.capacity = int(capacity)
+        self.limits, self.capacity = limits, int(limits.capacity)
         self.regularizer = regularizer
-        self.exactly = exactly
         self.gamma = mp.mpf(gamma)
         self.n = len(self.theta)
         self._states: dict[tuple[int, int], Decision] = {}
@@ -93,7 +98,7 @@ class Truth:
 
     def _decide(self, i: int, c: int) -> Decision:
         if i == 0:
-            reached = c == 0 or not self.exactly
+            reached = self.capacity - c >= self.limits.at_least  # what was used
             return Decision(mp.mpf(0) if reached else -mp.inf, mp.mpf(0), mp.mpf(1))
         skip = self.state(i - 1, c).value
         if self.weights[i - 1] > c:
@@ -150,7 +155,7 @@ class Truth:
 
     def divergence(self, prior: Sequence[float]) -> float:
         """``value(prior) + Omega(y) - <prior, y>`` at the mean y; ``Omega(y) = <theta, y> - value(theta)``."""
-        other = Truth(prior, self.weights, self.capacity, self.regularizer, self.exactly, self.gamma)
+        other = Truth(prior, self.weights, self.limits, self.regularizer, self.gamma)
         mean = self.mean()
         inner = sum((y * (t - p) for y, t, p in zip(mean, self.theta, other.theta) if y), mp.mpf(0))
         return float(other.state(self.n, self.capacity).value - self.state(self.n, self.capacity).value + inner)
@@ -161,38 +166,37 @@ class Truth:
 
         def shifted(sign: int) -> list[Any]:
             theta = [t + sign * step * mp.mpf(float(x)) for t, x in zip(self.theta, z)]
-            return Truth(theta, self.weights, self.capacity, self.regularizer, self.exactly, self.gamma).mean()
+            return Truth(theta, self.weights, self.limits, self.regularizer, self.gamma).mean()
 
         return np.array([float((up - down) / (2 * step)) for up, down in zip(shifted(1), shifted(-1))])
 
 
 @lru_cache(maxsize=4096)
-def _truth(theta, weights, capacity, regularizer, exactly, gamma) -> Truth:
-    return Truth(theta, weights, capacity, regularizer, exactly, gamma)
+def _truth(theta, weights, limits, regularizer, gamma) -> Truth:
+    return Truth(theta, weights, limits, regularizer, gamma)
 
 
-def truth(theta, weights, capacity, regularizer: str, exactly: bool, gamma=1.0) -> Truth:
+def truth(theta, weights, limits: Limits, regularizer: str, gamma=1.0) -> Truth:
     """The (remembered) truth about one instance; theta and gamma are taken at face value, without rounding."""
-    theta = tuple(float(x) for x in theta)
-    return _truth(theta, tuple(int(w) for w in weights), int(capacity), regularizer, exactly, float(gamma))
+    return _truth(tuple(map(float, theta)), tuple(map(int, weights)), limits, regularizer, float(gamma))
 
 
-def optimum(theta, weights, capacity: int, exactly: bool) -> tuple[float, list[Subset]]:
+def optimum(theta, weights, limits: Limits) -> tuple[float, list[Subset]]:
     """The largest ``<theta, y>`` over the feasible subsets, and all subsets that reach it (exact ties)."""
     scores = {}
     for y in subsets(len(theta)):
         masked = any(p and t == -np.inf for p, t in zip(y, theta))
-        if feasible(y, weights, capacity, exactly) and not masked:
+        if feasible(y, weights, limits) and not masked:
             scores[y] = sum((mp.mpf(float(t)) for p, t in zip(y, theta) if p), mp.mpf(0))
     best = max(scores.values())
     return float(best), [y for y, score in scores.items() if score == best]
 
 
-def gibbs(theta, weights, capacity: int, exactly: bool, gamma=1.0) -> tuple[float, dict[Subset, Any]]:
+def gibbs(theta, weights, limits: Limits, gamma=1.0) -> tuple[float, dict[Subset, Any]]:
     """``gamma log sum_y exp(<theta, y>/gamma)`` over the feasible subsets, and the softmax distribution on them."""
     mass = {}
     for y in subsets(len(theta)):
-        if feasible(y, weights, capacity, exactly):
+        if feasible(y, weights, limits):
             score = sum((mp.mpf(float(t)) for p, t in zip(y, theta) if p), mp.mpf(0))
             mass[y] = mp.exp(score / mp.mpf(gamma))
     total = sum(mass.values(), mp.mpf(0))
@@ -226,14 +230,11 @@ def _long_tsallis(delta):
 _LONG: dict[str, Callable] = {"shannon": _long_shannon, "gini": _long_gini, "tsallis": _long_tsallis}
 
 
-def long_table(
-    theta, weights, capacity: int, regularizer: str, exactly: bool, gamma=1.0
-) -> tuple[np.longdouble, np.ndarray]:
+def long_table(theta, weights, limits: Limits, regularizer: str, gamma=1.0) -> tuple[np.longdouble, np.ndarray]:
     """Value and relax in long double: whole tables, no bands, one capacity per element of a row."""
     theta = np.asarray(theta).astype(LONG) / LONG(gamma)
-    n, width = len(theta), int(capacity) + 1
-    row = np.full(width, -np.inf if exactly else 0.0, dtype=LONG)
-    row[0] = 0
+    n, capacity, width = len(theta), int(limits.capacity), int(limits.capacity) + 1
+    row = np.where(np.arange(width) <= capacity - limits.at_least, 0.0, -np.inf).astype(LONG)
     table = np.zeros((n, width), dtype=LONG)
     for i in range(n):
         w = int(weights[i])
@@ -263,11 +264,11 @@ def long_table(
     return row[capacity] * LONG(gamma), y
 
 
-def long_vjp(theta, z, weights, capacity: int, regularizer: str, exactly: bool, step: float = 1e-8) -> np.ndarray:
+def long_vjp(theta, z, weights, limits: Limits, regularizer: str, step: float = 1e-8) -> np.ndarray:
     """``H z`` at unit gamma by central differences of :func:`long_table`."""
     theta, z = np.asarray(theta).astype(LONG), np.asarray(z).astype(LONG)
-    up = long_table(theta + LONG(step) * z, weights, capacity, regularizer, exactly)[1]
-    down = long_table(theta - LONG(step) * z, weights, capacity, regularizer, exactly)[1]
+    up = long_table(theta + LONG(step) * z, weights, limits, regularizer)[1]
+    down = long_table(theta - LONG(step) * z, weights, limits, regularizer)[1]
     return ((up - down) / (2 * LONG(step))).astype(np.float64)
 
 

@@ -1,7 +1,7 @@
 """The contract of a backend, and the table of them.
 
-A backend is a module ``knapgrad.<framework>.backend`` with the functions of :class:`Backend`. All that :mod:`knapgrad.ops`,
-the constraints and the regularizers know of a framework is what they ask it for.
+A backend is a module ``knapgrad.<framework>.backend`` with the functions of :class:`Backend`. All that
+:mod:`knapgrad.ops`, the constraints and the regularizers know of a framework is what they ask it for.
 """
 
 from __future__ import annotations
@@ -23,69 +23,69 @@ FRAMEWORKS = {"numpy": "ndarray", "torch": "Tensor", "jax": "Array"}
 
 
 class Backend(Protocol):
-    """What a framework must provide. ``theta``, ``y`` and other arrays are of that framework, in float32 or float64 where
-    they go into an operation; a regularizer goes by its name."""
+    """What a framework must provide. ``theta``, ``y`` and other arrays are of that framework, in float32 or float64
+    where they go into an operation; a regularizer goes by its name."""
 
     # Operations on theta / gamma, with the derivatives that ops.py promises. Shapes as in ops.py.
 
-    def operator(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str, relaxed: bool) -> tuple[Any, Any]:
-        """The smoothed optimum (*batch,), and the relaxed selection (*batch, n); that may be None if not ``relaxed``."""
+    def operator(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str, relaxed: bool, /) -> tuple[Any, Any]:
+        """The smoothed optimum (*batch,), and the relaxed selection (*batch, n), or anything if not ``relaxed``."""
         ...
 
-    def entropy(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str) -> Any:
+    def entropy(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str, /) -> Any:
         """(*batch,)"""
         ...
 
-    def sample(self, theta: Any, uniforms: Any, lattice: Lattice, gamma: Any, regularizer: str) -> Any:
+    def sample(self, theta: Any, uniforms: Any, lattice: Lattice, gamma: Any, regularizer: str, /) -> Any:
         """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape; no gradient."""
         ...
 
-    def log_prob(self, theta: Any, y: Any, lattice: Lattice, gamma: Any, regularizer: str) -> Any:
+    def log_prob(self, theta: Any, y: Any, lattice: Lattice, gamma: Any, regularizer: str, /) -> Any:
         """(samples, *batch) for selections (samples, *batch, n)."""
         ...
 
-    def solve(self, theta: Any, lattice: Lattice) -> Any:
+    def solve(self, theta: Any, lattice: Lattice, /) -> Any:
         """The best selection (*batch, n); no gradient."""
         ...
 
-    def lattice(self, constraint: Constraint, theta: Any) -> Lattice:
+    def lattice(self, constraint: Constraint, theta: Any, /) -> Lattice:
         """The lattice of a constraint for a theta of that shape, as the operations take it."""
         ...
 
     # Values that a user gave: in a constraint, a gamma, a selection.
 
-    def numbers(self, x: Any) -> Any:
+    def numbers(self, x: Any, /) -> Any:
         """The values as a NumPy array, copied from a device if need be; x itself if they are traced. Raises TypeError
         where there are none and the framework cannot go on without them."""
         ...
 
-    def known(self, x: Any) -> np.ndarray | None:
+    def known(self, x: Any, /) -> np.ndarray | None:
         """The values as a NumPy array; None if to look at them would stall a device or break a trace."""
         ...
 
-    def unchanging(self, x: Any) -> np.ndarray | None:
+    def unchanging(self, x: Any, /) -> np.ndarray | None:
         """The values as a NumPy array, if they are known and will never change."""
         ...
 
-    def requires_grad(self, x: Any) -> bool:
+    def requires_grad(self, x: Any, /) -> bool:
         """Whether x is marked as something to learn."""
         ...
 
     # Arrays.
 
-    def is_floating(self, x: Any) -> bool: ...
+    def is_floating(self, x: Any, /) -> bool: ...
 
-    def array(self, x: Any, like: Any, name: str) -> Any:
+    def array(self, x: Any, like: Any, name: str, /) -> Any:
         """Numbers of any origin as an array beside ``like``."""
         ...
 
-    def as_type(self, x: Any, like: Any) -> Any: ...
+    def as_type(self, x: Any, like: Any, /) -> Any: ...
 
-    def computable(self, x: Any) -> Any:
+    def computable(self, x: Any, /) -> Any:
         """Half precision is computed in float32."""
         ...
 
-    def double(self, x: Any) -> Any:
+    def double(self, x: Any, /) -> Any:
         """In float64, where the framework has it switched on."""
         ...
 
@@ -93,21 +93,21 @@ class Backend(Protocol):
         """Inside, :meth:`double` is float64 in any case."""
         ...
 
-    def sum_double(self, x: Any) -> Any:
+    def sum_double(self, x: Any, /) -> Any:
         """The sum over items, as :meth:`double`."""
         ...
 
-    def where(self, condition: Any, x: Any, y: Any) -> Any: ...
+    def where(self, condition: Any, x: Any, y: Any, /) -> Any: ...
 
-    def broadcast_to(self, x: Any, shape: Any) -> Any: ...
+    def broadcast_to(self, x: Any, shape: Any, /) -> Any: ...
 
-    def detached(self, x: Any) -> Any: ...
+    def detached(self, x: Any, /) -> Any: ...
 
     def differentiates(self, *arrays: Any) -> bool:
         """Whether a gradient will be asked for, so that the relaxed selection is worth computing beside a value."""
         ...
 
-    def uniforms(self, rng: Any, shape: tuple[int, ...], like: Any) -> Any:
+    def uniforms(self, rng: Any, shape: tuple[int, ...], like: Any, /) -> Any:
         """Random numbers in [0, 1) of like's type, from what the framework takes as a source."""
         ...
 
@@ -126,7 +126,7 @@ def backend_of(x: Any) -> Backend | None:
         module = sys.modules.get(framework)
         if module is not None and isinstance(x, getattr(module, array)):
             name = f"knapgrad.{framework}.backend"
-            return sys.modules.get(name) or import_module(name)  # type: ignore[return-value]
+            return sys.modules.get(name) or import_module(name)
     return None
 
 

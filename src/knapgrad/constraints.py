@@ -75,6 +75,13 @@ class TopK(Constraint):
     array([0., 1., 0.])
     """
 
+    k: Any
+    at_least: Any
+    max_capacity: int | None
+    _marked: Any
+    _slack: Any
+    _largest: int | None
+
     def __init__(self, k: Any, *, at_least: Any = None, max_capacity: int | None = None) -> None:
         k = _integers("k", k, "the number of items to pick")
         largest = _largest("k", k, max_capacity)
@@ -88,7 +95,7 @@ class TopK(Constraint):
 
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
-        if isinstance(self.k, np.ndarray) and self._largest > n:
+        if isinstance(self.k, np.ndarray) and self.k.max(initial=0) > n:
             raise ValueError(f"k must be in 0..n, got {self.k.max()} for n = {n} items; lower k, or add items")
         _check_broadcast("k", self.k.shape, shape[:-1], "the batch shape of theta")
         if self.at_least is not None:
@@ -120,6 +127,12 @@ class Knapsack(Constraint):
     array([1., 0., 0.])
     """
 
+    weights: Any
+    capacity: Any
+    at_least: Any
+    max_capacity: int | None
+    _lattice: Lattice
+
     def __init__(self, weights: Any, capacity: Any, *, at_least: Any = 0, max_capacity: int | None = None) -> None:
         weights = _integers("weights", weights, "one weight per item")
         if weights.ndim == 0:
@@ -136,8 +149,8 @@ class Knapsack(Constraint):
     def check(self, shape: tuple[int, ...]) -> None:
         if self.weights.shape[-1] != shape[-1]:
             raise ValueError(
-                f"weights must have one entry per item: got {self.weights.shape[-1]} for theta of shape {tuple(shape)}, "
-                f"which has n = {shape[-1]} items"
+                f"weights must have one entry per item: got {self.weights.shape[-1]} for theta of shape "
+                f"{tuple(shape)}, which has n = {shape[-1]} items"
             )
         _check_broadcast("weights", self.weights.shape, shape, "theta")
         for name in ("capacity", "at_least"):
@@ -199,9 +212,10 @@ def _slack(name: str, capacity: Any, at_least: Any) -> Any:
             "both must broadcast to the batch of theta"
         ) from None
     if known and isinstance(capacity, np.ndarray) and (slack < 0).any():
+        least, limit = (np.broadcast_to(x, slack.shape) for x in (at_least, capacity))
         raise ValueError(
-            f"at_least must not be above the {name}: it is {_offender(np.broadcast_to(at_least, slack.shape), slack < 0)}"
-            f", where the {name} is {np.broadcast_to(capacity, slack.shape)[slack < 0][0]}; lower it, or raise the {name}"
+            f"at_least must not be above the {name}: it is {_offender(least, slack < 0)}, where the {name} is "
+            f"{limit[slack < 0][0]}; lower it, or raise the {name}"
         )
     return np.asarray(slack) if isinstance(slack, np.integer) else slack
 
@@ -236,7 +250,9 @@ def _integers(name: str, value: Any, meaning: str) -> Any:
     if not isinstance(array, np.ndarray):  # traced
         if array.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype}; convert it by .astype(int)")
-        return array if array.dtype in (np.int32, np.int64) else array.astype(np.int32)  # with room for a bound, and a sign
+        return (
+            array if array.dtype in (np.int32, np.int64) else array.astype(np.int32)
+        )  # with room for a bound, and a sign
     if array.size == 0 and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "iuf":

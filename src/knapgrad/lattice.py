@@ -42,9 +42,9 @@ class Lattice:
 def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None) -> Lattice:
     """The lattice of NumPy arrays, or of some that JAX traces. A capacity above the total weight is cut to it, and what
     is cut off cannot stay unused."""
-    known_weights, known_capacity = isinstance(weights, np.ndarray), isinstance(capacity, np.ndarray)
-    total = _total(weights) if known_weights else None
-    if known_weights and known_capacity and (capacity > total).any():
+    known_capacity = isinstance(capacity, np.ndarray)
+    total = _total(weights) if isinstance(weights, np.ndarray) else None
+    if total is not None and known_capacity and (capacity > total).any():
         cut = np.asarray(np.minimum(capacity, total))
         slack, capacity = None if slack is None else slack - (capacity - cut), cut
     limits = [max_capacity] if max_capacity is not None else []
@@ -56,7 +56,7 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
             "max_capacity=..., an upper bound of the capacity"
         )
     reach = min(limits)
-    heaviest = min(int(weights.max(initial=0)), reach + 1) if known_weights else reach + 1
+    heaviest = min(int(weights.max(initial=0)), reach + 1) if total is not None else reach + 1
     return Lattice(weights, _frozen(capacity), _frozen(slack), reach, heaviest)
 
 

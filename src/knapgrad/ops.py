@@ -1,8 +1,8 @@
 """The eight operations: check the arguments, find the framework by theta's type, call the kernels.
 
-Everything here is written once for all frameworks, in terms of the functions that :class:`knapgrad.backends.Backend` names.
-Kernels compute functions of theta / gamma:
-``value(theta; gamma) = gamma value(theta / gamma; 1)`` and ``relax(theta; gamma) = relax(theta / gamma; 1)``.
+Everything here is written once for all frameworks, in terms of the functions that :class:`knapgrad.backends.Backend`
+names. Kernels compute functions of theta / gamma: ``value(theta; gamma) = gamma value(theta / gamma; 1)`` and
+``relax(theta; gamma) = relax(theta / gamma; 1)``.
 """
 
 from __future__ import annotations
@@ -255,7 +255,9 @@ class Call(NamedTuple):
 
     backend: Backend
     gamma: Any  # a number or an array
-    problem: tuple[Lattice, Any, str]  # what every operation of a backend takes: lattice, gamma as an array, regularizer
+    problem: tuple[
+        Lattice, Any, str
+    ]  # what every operation of a backend takes: lattice, gamma as an array, regularizer
 
 
 def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer) -> Call:

@@ -14,8 +14,9 @@ Names follow PyEPO's: classes in camelCase, with acronyms for short.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
-from math import gcd, lcm
+from math import ceil, floor, gcd, lcm
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ try:
     from pyepo.func.abcmodule import optModule
     from pyepo.model.bases import knapsackBase
     from pyepo.model.opt import optModel
+
+    from knapgrad.torch.private import base_of
 except ImportError as error:
     raise ImportError(
         f"knapgrad.pyepo needs PyEPO and PyTorch; install them with: pip install 'knapgrad[pyepo]' ({error})"
@@ -49,12 +52,13 @@ class knapsackModel(knapsackBase):
     Args:
         weights: (n,) or (1, n), not negative, decimal numbers: 3.57 and 2.1 become 17 and 10 units of 0.21, exactly.
         capacity: a number, or a list of one.
+        at_least: the least total weight, a number.
 
     Raises:
         ValueError: for several constraints; or if the capacity, in such units, exceeds a million.
     """
 
-    def __init__(self, weights: Any, capacity: Any) -> None:
+    def __init__(self, weights: Any, capacity: Any, at_least: Any = 0) -> None:
         shaped = np.atleast_2d(np.asarray(weights))
         limits = np.atleast_1d(np.asarray(capacity))
         if shaped.shape[0] != 1 or limits.shape != (1,):
@@ -62,7 +66,8 @@ class knapsackModel(knapsackBase):
                 f"weights must be of one constraint, got shapes {shaped.shape} and {limits.shape}; for several, "
                 "PyEPO's own models need a solver: pyepo.model.ort.knapsackModel"
             )
-        self.constraint = integer_knapsack(shaped[0], limits[0])
+        self.at_least = at_least  # PyEPO makes copies from the attributes that are named like the arguments
+        self.constraint = integer_knapsack(shaped[0], limits[0], at_least)
         self._rows = _Rows(self.constraint)
         super().__init__(shaped, limits)
 
@@ -112,7 +117,7 @@ class _Rows:
 def _as_numpy(cost: Any) -> np.ndarray:
     """A vector of floats; a row of a matrix remains one, also of a tensor."""
     if isinstance(cost, torch.Tensor):
-        matrix, cost = cost._base, cost.detach()
+        matrix, cost = base_of(cost), cost.detach()
         if matrix is not None and matrix.ndim == 2 and matrix.device.type == "cpu" and matrix.is_contiguous():
             row, rest = divmod(cost.storage_offset() - matrix.storage_offset(), matrix.shape[1])
             if cost.is_contiguous() and rest == 0 and cost.shape == matrix.shape[1:] and cost.dtype == matrix.dtype:
@@ -137,30 +142,50 @@ def _rows_from(row: np.ndarray, count: int) -> np.ndarray:
     return matrix[offset // size :][:count].copy()
 
 
-def integer_knapsack(weights: Any, capacity: Any) -> kg.Knapsack:
+def integer_knapsack(weights: Any, capacity: Any, at_least: Any = 0) -> kg.Knapsack:
     """The same constraint in integers, in units of the largest number that divides every weight. A capacity that is a
-    billionth short of the next unit has it: it is often a sum that was rounded.
+    billionth short of the next unit has it: it is often a sum that was rounded. So it is with a least weight that is a
+    billionth above one.
 
     >>> integer_knapsack([3.57, 2.1], 5.0).weights, integer_knapsack([3.57, 2.1], 5.0).capacity
     (array([17, 10]), array(23))
     """
     try:
         exact = [Fraction(str(w)) for w in np.asarray(weights)]
-        limit = Fraction(str(np.asarray(capacity)[()]))
+        limit, least = (Fraction(str(np.asarray(x)[()])) for x in (capacity, at_least))
     except ValueError:
-        raise ValueError(f"weights and capacity must be finite numbers, got {weights} and {capacity}") from None
-    if min(exact) < 0 or limit < 0:
-        raise ValueError(f"weights and capacity must not be negative, got {weights} and {capacity}")
+        raise ValueError(
+            f"weights, capacity and at_least must be finite numbers, got {weights}, {capacity} and {at_least}"
+        ) from None
+    if min(exact) < 0 or limit < 0 or least < 0:
+        raise ValueError(
+            f"weights, capacity and at_least must not be negative, got {weights}, {capacity} and {at_least}"
+        )
+    total = sum(exact, Fraction(0))
+    if least > min(limit, total):
+        raise ValueError(
+            f"at_least must not be above the capacity, {capacity}, nor above the sum of the weights, {float(total):g}; "
+            f"got {at_least}"
+        )
     denominator = lcm(*(w.denominator for w in exact))
     unit = Fraction(gcd(*(int(w * denominator) for w in exact)) or denominator, denominator)
-    ratio = min(limit, sum(exact, Fraction(0))) / unit
-    units = round(ratio) if abs(ratio - round(ratio)) <= 1e-9 * max(ratio, Fraction(1)) else int(ratio)
+    units, least_units = _whole(min(limit, total) / unit, floor), _whole(least / unit, ceil)
     if units > LARGEST_CAPACITY:
         raise ValueError(
             f"capacity must be at most {LARGEST_CAPACITY:,} in units of {float(unit):.3g}, of which all weights are "
             f"multiples, got {units:.3g}; round the weights: np.ceil(weights * 100) / 100 keeps selections feasible"
         )
-    return kg.Knapsack(np.array([int(w / unit) for w in exact]), units)
+    if least_units > units:
+        raise ValueError(
+            f"no selection weighs from {at_least} to {capacity}: all weights are multiples of {float(unit):g}"
+        )
+    return kg.Knapsack(np.array([int(w / unit) for w in exact]), units, at_least=least_units)
+
+
+def _whole(ratio: Fraction, rounded: Callable[[Fraction], int]) -> int:
+    """The nearest whole number, if the ratio is a billionth from it, else rounded."""
+    near = abs(ratio - round(ratio)) <= 1e-9 * max(ratio, Fraction(1))
+    return round(ratio) if near else rounded(ratio)
 
 
 class regularizedKnapsackOpt(optModule):

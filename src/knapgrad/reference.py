@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from knapgrad.lattice import INFEASIBLE, Lattice
-from knapgrad.regularizers import Hard, Regularizer, entropy as entropy_added, linear
+from knapgrad.regularizers import Hard, Regularizer, linear
+from knapgrad.regularizers import entropy as entropy_added
 
 Array = np.ndarray
 Choice = type[Regularizer]
@@ -98,7 +99,7 @@ def _tangent(
 def sample(theta: Array, uniforms: Array, lattice: Lattice, regularizer: Choice) -> Array:
     """A selection (n,) from uniform numbers (n,) in [0, 1), by ancestral sampling from the last item to the first."""
     _, Q = tables(theta, lattice, regularizer)
-    y, c = np.zeros(len(theta)), lattice.capacity
+    y, c = np.zeros(len(theta)), int(lattice.capacity)
     for i in range(len(theta), 0, -1):
         y[i - 1] = uniforms[i - 1] < Q[i, c]  # [sample]
         c -= int(y[i - 1]) * lattice.weights[i - 1]
@@ -113,7 +114,7 @@ def solve(theta: Array, lattice: Lattice) -> Array:
 def log_prob(theta: Array, y: Array, lattice: Lattice, regularizer: Choice) -> Any:
     """The log-probability of a selection y (n,); -inf if it is infeasible or never drawn."""
     _, Q = tables(theta, lattice, regularizer)
-    probability, c = 1.0, lattice.capacity
+    probability, c = 1.0, int(lattice.capacity)
     for i in range(len(theta), 0, -1):
         if c < 0:
             return -np.inf

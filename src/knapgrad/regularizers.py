@@ -15,9 +15,9 @@ they read it.
 A tangent sweep follows what each decision adds to a sum along the path: :func:`linear` for derivatives in a direction,
 :func:`entropy` for the entropy. They return what is added on average, and the derivative of that by ``q``.
 
-All these functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend runs
-the same code with its own ``xp`` (:func:`rebind`). They branch by ``where``, since ``clip`` and ``minimum`` lose NaN
-in some backends.
+All these functions use NumPy under the name ``xp``, and only ``exp, log, log1p, sqrt, abs, where``: another backend
+runs the same code with its own ``xp`` (:func:`rebind`). They branch by ``where``, since ``clip`` and ``minimum`` lose
+NaN in some backends.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ xp: Any = np
 class Regularizer(Value):
     """A smoothing of strength ``gamma > 0``.
 
-    A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`. It is a
-    value: it can be compared, hashed, pickled and copied, but not changed. (Two with tensors are equal if they hold the
-    same tensor.)
+    A larger gamma spreads the selection over more items; as gamma goes to 0 it hardens to :func:`knapgrad.solve`. It
+    is a value: it can be compared, hashed, pickled and copied, but not changed. (Two with tensors are equal if they
+    hold the same tensor.)
 
     Args:
         gamma: a number, or an array or tensor broadcastable to the batch of theta. Gradients flow into a tensor. To
@@ -47,6 +47,7 @@ class Regularizer(Value):
     """
 
     name: ClassVar[str]
+    gamma: Any
 
     def __init__(self, gamma: Any = 1.0) -> None:
         if isinstance(gamma, (list, tuple)):

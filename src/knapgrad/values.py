@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +14,12 @@ _SHOWN = 32  # numbers of an array that a repr has
 
 class Value:
     """An object that is what it was made from: a subclass keeps every argument of its ``__init__`` under its name."""
+
+    _parameters: ClassVar[dict[str, inspect.Parameter]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
     def _keep(self, **attributes: Any) -> None:
         """Sets attributes, for good; NumPy arrays become read-only."""
@@ -33,7 +38,7 @@ class Value:
     @property
     def arguments(self) -> dict[str, Any]:
         """What it was made from, by name: ``type(x)(**x.arguments) == x``."""
-        return {name: getattr(self, name) for name in _parameters(type(self))}
+        return {name: getattr(self, name) for name in self._parameters}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Value):
@@ -53,15 +58,10 @@ class Value:
 
     def __repr__(self) -> str:
         shown = {name: _shown(x) for name, x in self.arguments.items()}
-        for name, parameter in _parameters(type(self)).items():
+        for name, parameter in self._parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and shown[name] == repr(parameter.default):
                 del shown[name]
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
-
-
-@cache
-def _parameters(cls: type[Value]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(cls).parameters)
 
 
 def _made_again(cls: type[Value], arguments: dict[str, Any]) -> Value:

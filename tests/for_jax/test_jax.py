@@ -22,7 +22,7 @@ import knapgrad as kg  # noqa: E402
 from backends import TOLERANCES  # noqa: E402
 from instances import Problem  # noqa: E402
 from knapgrad.kernels import jax_scan  # noqa: E402
-from oracles import LONG_IS_LONGER, chi_square_p_value, long_table  # noqa: E402
+from oracles import LONG_IS_LONGER, Limits, chi_square_p_value, long_table  # noqa: E402
 
 SMOOTHINGS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
 ON_GPU = jax.default_backend() != "cpu"
@@ -50,7 +50,13 @@ OPERATIONS: dict[str, Operation] = {
 
 def limited(constraint: str, weights: Any = WEIGHTS, capacity: Any = CAPACITY) -> Any:
     """A constraint whose arguments may be traced; k is below n = 6."""
-    return kg.TopK(capacity) if constraint == "top-k" else kg.Knapsack(weights, capacity, max_capacity=WIDTH)
+    if constraint == "top-k":
+        return kg.TopK(capacity)
+    return kg.Knapsack(weights, capacity, at_least=LEAST[constraint](capacity), max_capacity=WIDTH)
+
+
+#: constraint -> the least weight for a capacity
+LEAST = {"knapsack": lambda capacity: 0, "at least": lambda capacity: capacity // 2}
 
 
 @pytest.fixture(autouse=True)
@@ -446,9 +452,9 @@ def near_ties(constraint: str) -> tuple[np.ndarray, np.ndarray, int, float]:
 @pytest.mark.skipif(not LONG_IS_LONGER, reason="long double is double here: no truth to compare with")
 def test_near_ties_in_float32_and_that_they_need_float64(regularizer, constraint, monkeypatch):
     theta, weights, capacity, gamma = near_ties(constraint)
-    exactly = constraint == "top-k"
-    value, y = long_table(theta, weights, capacity, regularizer, exactly, gamma)
-    limit = kg.TopK(capacity) if exactly else kg.Knapsack(weights, capacity)
+    is_top_k = constraint == "top-k"
+    value, y = long_table(theta, weights, Limits(capacity if is_top_k else 0, capacity), regularizer, gamma)
+    limit = kg.TopK(capacity) if is_top_k else kg.Knapsack(weights, capacity)
     smoothing = SMOOTHINGS[regularizer](gamma)
     assert np.abs(np.asarray(kg.relax(jnp.asarray(theta), limit, smoothing)) - y).max() <= 1e-5
     assert abs(float(kg.value(jnp.asarray(theta), limit, smoothing)) - value) <= 1e-5 * abs(value)

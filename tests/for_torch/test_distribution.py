@@ -10,7 +10,7 @@ import pytest
 
 import knapgrad as kg
 from instances import Problem
-from oracles import REGULARIZERS, Truth, chi_square_p_value, mp
+from oracles import REGULARIZERS, Truth, chi_square_p_value, feasible, mp
 
 torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
@@ -218,7 +218,7 @@ def test_enumerate_support(regularizer):
         problem = PROBLEMS[name]
         one = distribution(problem, regularizer)
         support = one.enumerate_support()
-        truth = Truth(np.zeros(problem.n), *problem.rows()[0][1:3], "shannon", problem.exactly)
+        truth = Truth(np.zeros(problem.n), *problem.rows()[0][1:3], "shannon")
         assert support.shape == (len(truth.log_probs), *one.theta.shape)
         assert support.dtype == one.theta.dtype
         rows = {tuple(row.int().tolist()) for row in support.reshape(len(support), -1, problem.n)[:, 0]}
@@ -230,7 +230,7 @@ def test_enumerate_support(regularizer):
 
 
 def test_enumerate_support_has_its_limits():
-    with pytest.raises(NotImplementedError, match="same weights and capacity"):
+    with pytest.raises(NotImplementedError, match="same weights and limits"):
         distribution(PROBLEMS["all for each instance"], "gini").enumerate_support()
     with pytest.raises(ValueError, match="n = 21 is above 20"):
         SubsetDistribution(torch.zeros(21), kg.TopK(2), kg.Gini()).enumerate_support()
@@ -241,8 +241,7 @@ def test_support_checks_every_selection(problem):
     y = problem.selections()
     allowed = one.support.check(torch.tensor(y)).numpy()
     flat = y.reshape(len(y), problem.size, problem.n)
-    loads = [[(row @ w, c) for row, (_, w, c, _) in zip(rows, problem.rows())] for rows in flat]
-    expected = [[load == c if problem.exactly else load <= c for load, c in row] for row in loads]
+    expected = [[feasible(row, w, limits) for row, (_, w, limits, _) in zip(rows, problem.rows())] for rows in flat]
     np.testing.assert_array_equal(allowed.reshape(len(y), problem.size), expected)
     assert not one.support.check(torch.full_like(one.theta, 0.5)).any()
     assert one.support.is_discrete

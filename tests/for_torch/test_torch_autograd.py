@@ -295,7 +295,7 @@ MASKED = {
 
 def without_masked_items(row: int, problem: Problem) -> Problem:
     kept = np.isfinite(problem.theta[row])
-    weights = None if problem.exactly else np.asarray(problem.weights)[kept]
+    weights = None if problem.is_top_k else np.asarray(problem.weights)[kept]
     return Problem(problem.theta[row][kept], weights, problem.capacity)
 
 

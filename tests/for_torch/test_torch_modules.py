@@ -19,8 +19,16 @@ from torch import Tensor, nn  # noqa: E402
 import knapgrad.torch as kgt  # noqa: E402
 
 CLASSES = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
-LIMITS: dict[str, Callable[[], Any]] = {"top-k": lambda: kg.TopK(2), "knapsack": lambda: kg.Knapsack([2, 1, 3, 0], 4)}
-BUFFERS = {"top-k": {"k"}, "knapsack": {"weights", "capacity"}}
+LIMITS: dict[str, Callable[[], Any]] = {
+    "top-k": lambda: kg.TopK(2),
+    "knapsack": lambda: kg.Knapsack([2, 1, 3, 0], 4),
+    "at least": lambda: kg.Knapsack([2, 1, 3, 0], 4, at_least=2),
+}
+BUFFERS = {
+    "top-k": {"k"},
+    "knapsack": {"weights", "capacity", "at_least"},
+    "at least": {"weights", "capacity", "at_least"},
+}
 MODULES = {"Relax": kgt.Relax, "Sample": kgt.Sample, "FenchelYoungLoss": kgt.FenchelYoungLoss}
 
 
@@ -111,14 +119,14 @@ def test_bad_arguments(kind):
 
 
 REPRS = {
-    "Relax(TopK(2), Gini(gamma=0.5), hard_eval=False)": lambda: kgt.Relax(kg.TopK(2), kg.Gini(0.5)),
+    "Relax(TopK(k=2), Gini(gamma=0.5), hard_eval=False)": lambda: kgt.Relax(kg.TopK(2), kg.Gini(0.5)),
     "Relax(Knapsack(weights=[2, 1], capacity=3), Tsallis(gamma=0.1), hard_eval=True)": lambda: kgt.Relax(
         kg.Knapsack([2, 1], 3), kg.Tsallis(0.1), hard_eval=True
     ),
-    "Sample(TopK(2), Shannon(gamma=learnable), hard_eval=False)": lambda: kgt.Sample(
+    "Sample(TopK(k=2), Shannon(gamma=learnable), hard_eval=False)": lambda: kgt.Sample(
         kg.TopK(2), kg.Shannon(nn.Parameter(torch.tensor(1.0)))
     ),
-    "FenchelYoungLoss(TopK([1, 2]), Gini(gamma=1.0), reduction=sum)": lambda: kgt.FenchelYoungLoss(
+    "FenchelYoungLoss(TopK(k=[1, 2]), Gini(gamma=1.0), reduction=sum)": lambda: kgt.FenchelYoungLoss(
         kg.TopK([1, 2]), kg.Gini(), "sum"
     ),
 }
@@ -140,7 +148,11 @@ def test_the_constraint_is_in_the_buffers(kind, constraint):
     assert not list(module.parameters())
 
 
-OTHERS = {"top-k": kg.TopK(3), "knapsack": kg.Knapsack([1, 1, 2, 1], 2)}
+OTHERS = {
+    "top-k": kg.TopK(3),
+    "knapsack": kg.Knapsack([1, 1, 2, 1], 2),
+    "at least": kg.Knapsack([1, 1, 2, 1], 3, at_least=3),
+}
 
 
 def test_state_dict_round_trip_changes_the_constraint(kind, constraint):

@@ -17,10 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
+from knapgrad.lattice import Lattice  # noqa: E402
 from knapgrad.torch import operators  # noqa: E402
 
 CLASSES = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
-LIMITS: dict[str, Callable[[], Any]] = {"top-k": lambda: kg.TopK(2), "knapsack": lambda: kg.Knapsack([2, 1, 0, 2], 4)}
+LIMITS: dict[str, Callable[[], Any]] = {
+    "top-k": lambda: kg.TopK(2),
+    "knapsack": lambda: kg.Knapsack([2, 1, 0, 2], 4),
+    "at least": lambda: kg.Knapsack([2, 1, 0, 2], 4, at_least=2),
+}
 
 BATCH, ITEMS, SAMPLES, COPIES = 3, 4, 2, 5
 
@@ -45,8 +50,15 @@ def fresh_compiler():
 
 ROUTES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "torch.ops": lambda name: getattr(torch.ops.knapgrad, name).default,
-    "library": lambda name: getattr(operators, name),
+    "library": lambda name: through_library(name),
 }
+
+
+def through_library(name: str) -> Callable[..., Any]:
+    """Takes the arguments of the schema, where the lattice is taken apart."""
+    names = [argument.name for argument in getattr(torch.ops.knapgrad, name).default._schema.arguments]
+    at, end = names.index("weights"), names.index("heaviest") + 1
+    return lambda *flat: getattr(operators, name)(*flat[:at], Lattice(*flat[at:end]), *flat[end:])
 
 
 @pytest.fixture(params=ROUTES.values(), ids=ROUTES.keys())
@@ -54,14 +66,14 @@ def route(request: pytest.FixtureRequest) -> Callable[[str], Callable[..., Any]]
     return request.param
 
 
-def problem_of(constraint: str) -> tuple[Tensor, Tensor]:
-    limit = LIMITS[constraint]()
-    return torch.tensor(limit.weights_of(ITEMS)), torch.tensor(limit.capacity)
+def lattice_of(constraint: str) -> dict[str, Tensor]:
+    lattice = LIMITS[constraint]().lattice(ITEMS)
+    parts = {name: getattr(lattice, name) for name in ("weights", "capacity", "slack")}
+    return {name: torch.tensor(x) for name, x in parts.items() if x is not None}
 
 
 def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
     """The tensor arguments of an operator, by their names in its schema."""
-    weights, capacity = problem_of(constraint)
     limit = LIMITS[constraint]()
     everything = {
         "theta": numbers(BATCH, ITEMS, seed=seed),
@@ -71,9 +83,8 @@ def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
         "cotangent": numbers(SAMPLES, BATCH, seed=seed + 4),
         "value": numbers(BATCH, seed=seed + 5),
         "mean": numbers(BATCH, ITEMS, seed=seed + 6),
-        "weights": weights,
-        "capacity": capacity,
         "gamma": 1 + numbers(1, seed=seed + 7)[0],
+        **lattice_of(constraint),
     }
     schema = getattr(torch.ops.knapgrad, name).default._schema
     return {a.name: everything[a.name] for a in schema.arguments if a.name in everything}
@@ -81,7 +92,7 @@ def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
 
 def complete(name: str, tensors: dict[str, Tensor], constraint: str, regularizer: str) -> tuple[Any, ...]:
     """All arguments in the order of the schema."""
-    rest = {"regularizer": regularizer, "exactly": constraint == "top-k", "reach": 9, "relaxed": True, "table": None}
+    rest = {"regularizer": regularizer, "reach": 9, "heaviest": 10, "slack": None, "relaxed": True, "table": None}
     schema = getattr(torch.ops.knapgrad, name).default._schema
     return tuple(tensors[a.name] if a.name in tensors else rest[a.name] for a in schema.arguments)
 
@@ -109,7 +120,7 @@ def test_every_operator_is_tested():
 
 
 @pytest.mark.parametrize(
-    ("constraint", "regularizer"), [("top-k", "shannon"), ("knapsack", "gini"), ("knapsack", "tsallis")]
+    ("constraint", "regularizer"), [("top-k", "shannon"), ("knapsack", "gini"), ("at least", "tsallis")]
 )
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck(name, constraint, regularizer):
@@ -128,6 +139,10 @@ def copies_of(name: str, constraint: str) -> list[dict[str, Tensor]]:
     """Different values of all tensor arguments, weights and capacity included."""
     copies = [tensors_of(name, constraint, seed=10 * i) for i in range(COPIES)]
     for i, copy in enumerate(copies):
+        if constraint == "at least":
+            capacity, slack = ([4, 5, 4, 4, 5], [2, 3, 4, 3, 5]) if "y" in copy else ([2, 3, 4, 2, 4], [2, 1, 2, 0, 1])
+            copy["capacity"], copy["slack"] = torch.tensor(capacity[i]), torch.tensor(slack[i])
+            continue
         if constraint == "knapsack":
             copy["weights"] = torch.tensor([1 + i % 2, i % 3, 2, 0])
         if "y" not in copy:
@@ -161,11 +176,16 @@ def vmapped_against_loop(
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-13)
 
 
-EACH_ARGUMENT = [(name, key) for name in OPERATORS for key in tensors_of(name, "knapsack")]
+EACH_ARGUMENT = [
+    (name, key, constraint)
+    for name in OPERATORS
+    for constraint in LIMITS
+    for key in tensors_of(name, constraint)
+    if constraint != "at least" or key == "slack"
+]
 
 
-@pytest.mark.parametrize("constraint", LIMITS)
-@pytest.mark.parametrize(("name", "argument"), EACH_ARGUMENT)
+@pytest.mark.parametrize(("name", "argument", "constraint"), EACH_ARGUMENT)
 def test_vmap_over_one_argument_is_a_loop(name, argument, constraint, route):
     vmapped_against_loop(route(name), name, constraint, "tsallis", [argument], {})
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import knapgrad as kg
+from knapgrad.kernels.numba import threads
 from oracles import REGULARIZERS
 
 SMOOTHINGS = {"shannon": kg.Shannon(0.8), "gini": kg.Gini(0.8), "tsallis": kg.Tsallis(0.8)}
@@ -34,7 +35,8 @@ def jobs() -> list[Callable[[], np.ndarray]]:
     ):
         theta = rng.standard_normal((batch, n)).astype(dtype)
         shared, own = rng.integers(0, 6, n), rng.integers(0, 6, (batch, n))
-        for constraint in (kg.Knapsack(shared, 2 * n), kg.Knapsack(own, n), kg.TopK(n // 3)):
+        band = kg.Knapsack(own, n, at_least=n // 5)
+        for constraint in (kg.Knapsack(shared, 2 * n), kg.Knapsack(own, n), kg.TopK(n // 3), band):
             for name in REGULARIZERS:
                 smoothing = SMOOTHINGS[name]
                 made.append(lambda t=theta, c=constraint, s=smoothing: kg.relax(t, c, s))
@@ -142,10 +144,16 @@ def test_results_do_not_depend_on_the_number_of_threads(name, torch_threads):
     own = rng.integers(0, 6, (4096, 24))
     for dtype in (torch.float32, torch.float64):
         theta = torch.from_numpy(rng.standard_normal((4096, 24))).to(dtype)
-        for constraint in (kg.Knapsack(rng.integers(1, 8, 24), 48), kg.Knapsack(own, 30), kg.TopK(6)):
+        shared = rng.integers(1, 8, 24)
+        for constraint in (
+            kg.Knapsack(shared, 48),
+            kg.Knapsack(own, 30),
+            kg.TopK(6),
+            kg.Knapsack(shared, 48, at_least=rng.integers(0, 40, 4096)),
+        ):
             results = []
-            for threads in (1, 2, 5):
-                torch.set_num_threads(threads)
+            for count in (1, 2, 5):
+                torch.set_num_threads(count)
                 results.append(
                     (
                         kg.sample(theta, constraint, smoothing, num_samples=3, rng=torch.Generator().manual_seed(9)),
@@ -162,7 +170,6 @@ def test_results_do_not_depend_on_the_number_of_threads(name, torch_threads):
 def test_the_pool_is_used(torch_threads, monkeypatch):
     """Without this the tests above could pass on one thread."""
     torch = pytest.importorskip("torch")
-    pool = pytest.importorskip("knapgrad.kernels.pool")
     torch.set_num_threads(2)
     submitted = []
     submit = ThreadPoolExecutor.submit
@@ -172,7 +179,7 @@ def test_the_pool_is_used(torch_threads, monkeypatch):
         return submit(self, *arguments)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", watched)
-    assert pool.num_threads() == 2
+    assert threads.num_threads() == 2
     large_calls()
     assert submitted
     torch.set_num_threads(1)

@@ -10,10 +10,11 @@ import pytest
 
 import knapgrad as kg
 from backends import TOLERANCES
-from instances import EDGES, Problem
+from instances import CONSTRAINTS, EDGES, Problem, lattice
 from knapgrad import reference
+from knapgrad.lattice import Lattice
 from knapgrad.regularizers import REGULARIZERS as CLASSES
-from oracles import LONG_IS_LONGER, chi_square_p_value, long_table, subsets
+from oracles import LONG_IS_LONGER, chi_square_p_value, long_table, optimum, subsets
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -22,7 +23,7 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from torch.func import jacrev, vmap  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
-from knapgrad.kernels import triton_cuda, triton_plan  # noqa: E402
+from knapgrad.kernels.triton import choices, from_torch, plan  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = ("float32", "float64")
@@ -42,13 +43,13 @@ class Limits:
 
     def __call__(self, **limits: int) -> None:
         for name, limit in limits.items():
-            self.monkeypatch.setattr(triton_plan, name, limit)
-        triton_plan.plan.cache_clear()
+            self.monkeypatch.setattr(plan, name, limit)
+        plan.plan.cache_clear()
 
     def plan(self, **changes: Any) -> None:
         """Every plan from now on is changed so."""
-        plain = triton_plan.plan
-        self.monkeypatch.setattr(triton_plan, "plan", lambda *key: plain(*key)._replace(**changes))
+        plain = plan.plan
+        self.monkeypatch.setattr(plan, "plan", lambda *key: plain(*key)._replace(**changes))
 
 
 @pytest.fixture
@@ -61,16 +62,23 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Limits]:
 
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: poisoned(new_empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poisoned(empty_like(*a, **k)))
-    triton_plan.plan.cache_clear()
+    plan.plan.cache_clear()
     yield Limits(monkeypatch)
     monkeypatch.undo()
-    triton_plan.plan.cache_clear()
+    plan.plan.cache_clear()
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, limits: Limits) -> str:
     limits(**PATHS[request.param])
     return request.param
+
+
+@pytest.fixture
+def dtype(path: str, regularizer: str, constraint: str) -> str:
+    """One of the two for all three; any two of the four meet."""
+    places = list(PATHS).index(path), list(CLASSES).index(regularizer), CONSTRAINTS.index(constraint)
+    return DTYPES[sum(places) % 2]
 
 
 def tensor(values: Any, dtype: str = "float64") -> Tensor:
@@ -81,18 +89,9 @@ def host(result: Tensor) -> np.ndarray:
     return result.double().cpu().numpy()
 
 
-def constants(problem: Problem, regularizer: str) -> tuple[Any, ...]:
-    """What every kernel takes after theta; a gamma that is a number stays on the host."""
-    limit = problem.constraint
-    gamma = torch.tensor(problem.gamma, dtype=torch.float64)
-    return (
-        tensor(limit.weights_of(problem.n), "int64"),
-        tensor(limit.capacity, "int64"),
-        gamma.to(DEVICE) if gamma.dim() else gamma,
-        regularizer,
-        problem.exactly,
-        limit.reach_of(problem.n),
-    )
+def on_device(plain: Lattice) -> Lattice:
+    slack = None if plain.slack is None else tensor(plain.slack, "int64")
+    return plain.replace(weights=tensor(plain.weights, "int64"), capacity=tensor(plain.capacity, "int64"), slack=slack)
 
 
 class Call:
@@ -101,42 +100,48 @@ class Call:
     def __init__(self, problem: Problem, regularizer: str, dtype: str, samples: int = 3) -> None:
         rng = np.random.default_rng(5)
         self.theta = tensor(problem.theta, dtype)
-        self.constants = constants(problem, regularizer)
+        self.lattice, self.regularizer = on_device(problem.constraint.lattice(problem.n)), regularizer
+        gamma = torch.tensor(problem.gamma, dtype=torch.float64)
+        self.gamma = gamma.to(DEVICE) if gamma.dim() else gamma  # a number stays on the host
         self.z = tensor(rng.standard_normal(problem.theta.shape), dtype)
         self.uniforms = tensor(rng.random((samples, *problem.theta.shape)) * 0.999, dtype)
         self.cotangent = tensor(rng.standard_normal((samples, *problem.batch)), dtype)
         self.y = torch.zeros_like(self.uniforms)
 
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """What every kernel takes after theta."""
+        return self.lattice, self.gamma, self.regularizer
+
     def operator(self, relaxed: bool = True) -> tuple[Tensor, Tensor]:
-        return triton_cuda.operator(self.theta, *self.constants, relaxed)
+        return from_torch.operator(self.theta, *self.constants, relaxed)
 
     def tabulate(self) -> tuple[Tensor, Tensor, Tensor]:
-        return triton_cuda.tabulate(self.theta, *self.constants)
+        return from_torch.tabulate(self.theta, *self.constants)
 
     def vjp(self) -> Tensor:
-        return triton_cuda.vjp(self.theta, self.z, *self.constants)
+        return from_torch.vjp(self.theta, self.z, *self.constants)
 
     def entropy(self) -> Tensor:
-        return triton_cuda.entropy(self.theta, *self.constants)
+        return from_torch.entropy(self.theta, *self.constants)
 
     def entropy_grad(self) -> Tensor:
-        return triton_cuda.entropy_grad(self.theta, *self.constants)
+        return from_torch.entropy_grad(self.theta, *self.constants)
 
     def sample(self, table: Tensor | None = None) -> Tensor:
-        return triton_cuda.sample(self.theta, self.uniforms, *self.constants, table)
+        return from_torch.sample(self.theta, self.uniforms, *self.constants, table)
 
     def solve(self) -> Tensor:
-        weights, capacity, _, _, exactly, reach = self.constants
-        return triton_cuda.solve(self.theta, weights, capacity, exactly, reach)
+        return from_torch.solve(self.theta, self.lattice)
 
     def mode(self) -> Tensor:
-        return triton_cuda.mode(self.theta, *self.constants)
+        return from_torch.mode(self.theta, *self.constants)
 
     def log_prob(self, table: Tensor | None = None) -> Tensor:
-        return triton_cuda.log_prob(self.theta, self.y, *self.constants, table)
+        return from_torch.log_prob(self.theta, self.y, *self.constants, table)
 
     def log_prob_vjp(self) -> Tensor:
-        return triton_cuda.log_prob_vjp(self.theta, self.y, self.cotangent, *self.constants)
+        return from_torch.log_prob_vjp(self.theta, self.y, self.cotangent, *self.constants)
 
 
 #: operation -> its result, with the batch in front
@@ -156,7 +161,7 @@ RESULTS: dict[str, Callable[[Call], Tensor]] = {
 
 
 def problem_of(constraint: str, batch: int = 2, n: int = 5, seed: int = 0) -> Problem:
-    """Weights, capacity or k, and gamma for each instance; weights 0 and above the capacity among them."""
+    """Weights, limits or k, and gamma for each instance; weights 0 and above the capacity among them."""
     rng = np.random.default_rng([seed, batch, n, len(constraint)])
     theta = rng.standard_normal((batch, n))
     gamma = rng.uniform(0.8, 2.5, batch)
@@ -164,8 +169,12 @@ def problem_of(constraint: str, batch: int = 2, n: int = 5, seed: int = 0) -> Pr
         return Problem(theta, None, rng.permutation(np.arange(batch) % n + 1), gamma)
     weights = rng.integers(0, 7, (batch, n))
     weights[0, 0], weights[-1, n // 2] = 0, 40
-    capacity = np.minimum(weights, 9).sum(axis=1) * rng.uniform(0.4, 0.8, batch)
-    return Problem(theta, weights, capacity.astype(int), gamma)
+    capacity = (np.minimum(weights, 9).sum(axis=1) * rng.uniform(0.4, 0.8, batch)).astype(int)
+    if constraint == "knapsack":
+        return Problem(theta, weights, capacity, gamma)
+    every = weights @ np.array(subsets(n)).T  # of each instance, the weights that selections have
+    least = [rng.choice(np.unique(loads[loads <= c])) for loads, c in zip(every, capacity)]
+    return Problem(theta, weights, capacity, gamma, at_least=np.array(least))
 
 
 def assert_within(actual: Any, expected: Any, tolerance: float, scale: float = 0.0, what: str = "") -> None:
@@ -176,9 +185,8 @@ def assert_within(actual: Any, expected: Any, tolerance: float, scale: float = 0
 
 def rows_of(problem: Problem, regularizer: str) -> Iterator[tuple[np.ndarray, tuple[Any, ...]]]:
     """theta / gamma of each instance, and what the reference takes after it."""
-    for theta, weights, capacity, gamma in problem.rows():
-        reach = capacity if problem.exactly else min(int(capacity), sum(map(int, weights)))
-        yield theta / gamma, (weights, int(reach), CLASSES[regularizer], problem.exactly)
+    for theta, weights, limits, gamma in problem.rows():
+        yield theta / gamma, (lattice(weights, limits), CLASSES[regularizer])
 
 
 def check_sweeps(problem: Problem, regularizer: str, dtype: str) -> None:
@@ -219,9 +227,8 @@ def check_paths(problem: Problem, regularizer: str, dtype: str) -> None:
     drawn, uniforms = (host(x).reshape(len(x), problem.size, problem.n) for x in (drawn, call.uniforms))
     log_prob, best = host(log_prob).reshape(len(log_prob), problem.size), problem.flat(host(best))
     for b, (theta, arguments) in enumerate(rows_of(problem, regularizer)):
-        weights, capacity, _, exactly = arguments
-        optimum = reference.solve(theta, weights, capacity, exactly)
-        assert theta[best[b] == 1].sum() == pytest.approx(theta[optimum == 1].sum(), rel=1e-12, abs=1e-12)
+        expected = reference.solve(theta, arguments[0])
+        assert theta[best[b] == 1].sum() == pytest.approx(theta[expected == 1].sum(), rel=1e-12, abs=1e-12)
         for s in range(len(drawn)):
             np.testing.assert_array_equal(drawn[s, b], reference.sample(theta, uniforms[s, b], *arguments))
             expected = reference.log_prob(theta, drawn[s, b], *arguments)
@@ -229,17 +236,16 @@ def check_paths(problem: Problem, regularizer: str, dtype: str) -> None:
             assert abs(log_prob[s, b] - expected) <= tolerance.log_prob * max(1.0, abs(expected)) + rounding
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_sweeps_against_the_reference(dtype, path, regularizer, constraint):
     check_sweeps(problem_of(constraint), regularizer, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_paths_against_the_reference(dtype, path, regularizer, constraint):
     check_paths(problem_of(constraint, seed=1), regularizer, dtype)
 
 
-def test_a_kept_table_gives_the_same(path, regularizer, constraint):
+def test_a_kept_table_gives_the_same(path, constraint):
+    regularizer = list(CLASSES)[(list(PATHS).index(path) + CONSTRAINTS.index(constraint)) % 3]
     call = Call(problem_of(constraint, n=4), regularizer, "float32" if constraint == "top-k" else "float64")
     value, y = call.operator()
     again, mean, table = call.tabulate()
@@ -250,7 +256,6 @@ def test_a_kept_table_gives_the_same(path, regularizer, constraint):
     assert torch.equal(call.log_prob(table), call.log_prob())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_log_prob_gradient_against_differences(dtype, path, regularizer, constraint):
     problem = problem_of(constraint, n=4, seed=2).rounded(dtype)
     call = Call(problem, regularizer, dtype)
@@ -299,6 +304,13 @@ ODD = (
     "batch of rank 3",
     "empty batch",
     "empty batch, per-instance everything",
+    "a least weight of every instance",
+    "a least weight, capacity above the total",
+    "a least weight, only all items have it",
+    "a least weight, some weigh nothing",
+    "a least weight, masked",
+    "a least weight, everything for each instance",
+    "from and to of every instance",
 )
 
 
@@ -319,13 +331,17 @@ def test_sums_of_marginals_at_once_and_at_the_end(later, rows, limits, constrain
         check_sweeps(problem_of(constraint, batch=1, n=n, seed=4), regularizer, "float64")
 
 
+@pytest.mark.parametrize("at_least", [None, 3], ids=["knapsack", "at least"])
 @pytest.mark.parametrize("rows", ["wide", "shared"])
-def test_many_tiles(rows, limits):
-    """Weights 450 times as large decide alike, over rows of thousands of cells."""
+def test_many_tiles(rows, at_least, limits):
+    """Weights 450 times as large decide alike, over rows of thousands of cells. With a least weight, there are tiles below
+    the knee and above the slack, and some between that nobody visits."""
     limits(**PATHS[rows])
-    small = Problem(np.array([[0.3, -0.4, 0.9, 0.2], [0.1, 0.7, -0.2, 0.4]]), [2, 1, 3, 2], np.array([4, 6]))
-    large = Problem(small.theta, 450 * np.array([2, 1, 3, 2]), 450 * np.array([4, 6]) + np.array([0, 449]))
-    assert large.constraint.reach_of(4) > 2048
+    scores, capacity = np.array([[0.3, -0.4, 0.9, 0.2], [0.1, 0.7, -0.2, 0.4]]), np.array([8, 7])
+    weights, rest = np.array([1, 2, 4, 3]), np.array([0, 449])
+    small = Problem(scores, weights, capacity, at_least=at_least)
+    large = Problem(scores, 450 * weights, 450 * capacity + rest, at_least=at_least and 450 * at_least - 200)
+    assert large.constraint.lattice(4).reach > 2048
     few, many = Call(small, "tsallis", "float64"), Call(large, "tsallis", "float64")
     few.y = many.y = few.sample()
     for name, result in RESULTS.items():
@@ -342,24 +358,24 @@ def test_the_last_cell_of_a_row(path):
     check_paths(problem, "shannon", "float64")
 
 
-@pytest.mark.parametrize("rows", ["narrow", "wide"])
+@pytest.mark.parametrize("constraint, rows", [("knapsack", "narrow"), ("knapsack", "wide"), ("at least", "wide")])
 @pytest.mark.parametrize("operation", RESULTS)
-def test_one_program_for_all_instances(operation, rows, limits):
+def test_one_program_for_all_instances(operation, constraint, rows, limits):
     limits(**PATHS[rows])
-    call = Call(problem_of("knapsack", batch=3, n=3), "tsallis", "float64")
+    call = Call(problem_of(constraint, batch=3, n=3), "tsallis", "float64")
     call.y = call.sample()
     apart = RESULTS[operation](call)
     limits(SCRATCH=(1, 1))
-    assert triton_plan.plan(3, 3, 9, 1, 8, 2).programs == 1
+    assert plan.plan(3, 3, 9, 1, 8, 2).programs == 1
     assert torch.equal(RESULTS[operation](call), apart)
 
 
-@pytest.mark.parametrize("items", [0, 2])
+@pytest.mark.parametrize("constraint, items", [("knapsack", 2), ("at least", 0), ("at least", 2)])
 @pytest.mark.parametrize("operation", ["relax", "vjp", "entropy_grad", "sample", "log_prob_vjp"])
-def test_tables_filled_again_are_tables_kept_whole(operation, items, limits):
+def test_tables_filled_again_are_tables_kept_whole(operation, constraint, items, limits):
     """Rows set aside after every item, or every second one; and a batch in parts."""
     limits(**PATHS["shared"])
-    call = Call(problem_of("knapsack", batch=2, n=5), "gini", "float64")
+    call = Call(problem_of(constraint, batch=2, n=5), "gini", "float64")
     call.y = call.sample()
     whole = RESULTS[operation](call)
     row = 32 * 8 * (2 if operation in ("vjp", "entropy_grad") else 1)
@@ -373,11 +389,13 @@ def test_short_rows_of_so_many_items_that_they_are_shared(limits):
     check_paths(Problem(np.array([[0.3, 0.5, 0.1, 0.9]]), [20, 30, 25, 40], 70), "gini", "float64")
 
 
-def test_parts_of_a_batch_that_shares_its_constants(limits, regularizer):
+@pytest.mark.parametrize("at_least", [None, 3, np.array([3, 0])], ids=["no", "one", "two"])
+def test_parts_of_a_batch_that_shares_its_constants(at_least, limits):
+    """All of them, or all but least weights."""
     limits(**PATHS["shared"], ITEM_SCRATCH=1)
-    problem = Problem(EDGES["no batch"].theta + np.array([[0.0], [0.3]]), [2, 1, 3, 1], 4, 0.7)
-    check_sweeps(problem, regularizer, "float64")
-    check_paths(problem, regularizer, "float64")
+    problem = Problem(EDGES["no batch"].theta + np.array([[0.0], [0.3]]), [2, 1, 3, 1], 4, 0.7, at_least)
+    check_sweeps(problem, "tsallis", "float64")
+    check_paths(problem, "tsallis", "float64")
 
 
 def test_a_broken_instance_is_nan_alone(path):
@@ -393,25 +411,64 @@ def test_a_broken_instance_is_nan_alone(path):
         assert torch.equal(dirty[[0, 2]], clean[name][[0, 2]]), name
 
 
+def test_an_instance_without_a_feasible_selection_is_nan_alone(path):
+    """A least weight that no items have, one that is above the total weight, and a mask on the item that it takes."""
+    scores, weights = np.array([[0.5, -0.2, 0.1]] * 5), [2, 4, 6]
+    capacity, least = np.array([9, 7, 9, 20, 7]), np.array([3, 7, 0, 13, 5])
+    call = Call(Problem(scores, weights, capacity, at_least=np.array([3, 6, 0, 12, 5])), "tsallis", "float64", samples=2)
+    call.y = call.solve().expand(2, 5, 3).contiguous()
+    clean = {name: result(call) for name, result in RESULTS.items()}
+    assert not any(x.isnan().any() for x in clean.values())
+    call.lattice = on_device(kg.Knapsack(weights, capacity, at_least=least).lattice(3))
+    call.theta[4, 2] = -torch.inf
+    call.theta[4, 1] = -torch.inf
+    for name, result in RESULTS.items():
+        dirty = result(call)
+        assert dirty[[1, 3, 4]].isnan().all(), name
+        assert torch.equal(dirty[[0, 2]], clean[name][[0, 2]]), name
+
+
+def test_no_items_do_not_have_a_least_weight(limits):
+    call = Call(Problem(np.zeros((2, 0)), [], 3, at_least=np.array([0, 1])), "gini", "float64")
+    for result in (call.operator()[0], call.entropy(), call.tabulate()[0]):
+        np.testing.assert_array_equal(host(result), [0.0, np.nan])
+    assert call.vjp().shape == call.solve().shape == (2, 0)
+
+
+def test_an_unknown_name_is_an_error(limits):
+    call = Call(problem_of("knapsack"), "softmax", "float64")
+    for name, result in RESULTS.items():
+        if name != "solve":
+            with pytest.raises(KeyError, match="softmax"):
+                result(call)
+    with pytest.raises(KeyError, match="sideways"):
+        choices.source("sideways")
+
+
 def test_memory_layout_does_not_matter(path):
-    call = Call(problem_of("knapsack", batch=2, n=3), "gini", "float64")
+    call = Call(problem_of("at least", batch=2, n=3), "gini", "float64")
     call.y = call.sample()
     plain = [RESULTS[name](call) for name in ("relax", "vjp", "sample", "log_prob_vjp")]
-    for name in ("theta", "z", "uniforms", "y", "cotangent"):
-        x = getattr(call, name)
-        setattr(call, name, torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0])
+
+    def apart(x: Tensor) -> Tensor:
+        """The same numbers with others between them."""
+        return torch.stack([x, torch.full_like(x, torch.nan if x.is_floating_point() else -1)], -1)[..., 0]
+
+    for name in ("theta", "z", "uniforms", "y", "cotangent", "gamma"):
+        setattr(call, name, apart(getattr(call, name)))
         assert not getattr(call, name).is_contiguous()
+    changes = {name: apart(getattr(call.lattice, name)) for name in ("weights", "capacity", "slack")}
+    call.lattice = call.lattice.replace(**changes)
     for name, expected in zip(("relax", "vjp", "sample", "log_prob_vjp"), plain):
         assert torch.equal(RESULTS[name](call), expected)
 
 
 def test_gamma_of_every_kind(path):
     call = Call(problem_of("top-k", batch=2, n=3), "tsallis", "float64")
-    weights, capacity, _, *choices = call.constants
 
     def value(gamma: Any) -> list[float]:
-        call.constants = weights, capacity, gamma, *choices
-        return call.operator()[0].tolist()
+        call.gamma = gamma
+        return call.operator(relaxed=False)[0].tolist()
 
     plain = value(torch.tensor(0.5, dtype=torch.float64))
     for kind in (torch.float64, torch.float32, torch.bfloat16):
@@ -432,9 +489,13 @@ def test_near_ties(path, regularizer, constraint):
     weights = np.ones(n, dtype=int) if constraint == "top-k" else rng.integers(1, 5, n)
     capacity = 9 if constraint == "top-k" else 30
     scores = gamma * (1e4 * weights / weights.max() + rng.standard_normal((1, n)))
-    problem = Problem(scores, None if constraint == "top-k" else weights, capacity, gamma).rounded("float32")
+    least = None
+    if constraint == "at least":  # which alone keeps selections of negative scores from being empty
+        scores, least = -scores, 22
+    problem = Problem(scores, None if constraint == "top-k" else weights, capacity, gamma, least).rounded("float32")
     value, y = Call(problem, regularizer, "float32").operator()
-    best, relaxed = long_table(problem.theta[0], weights, capacity, regularizer, problem.exactly, gamma)
+    ((theta, _, limits, _),) = problem.rows()
+    best, relaxed = long_table(theta, weights, limits, regularizer, gamma)
     assert np.abs(host(y)[0] - relaxed).max() <= TOLERANCES["float32"].relax
     assert abs(host(value)[0] * gamma - best) <= TOLERANCES["float32"].value * abs(best)
 

@@ -11,8 +11,8 @@ import pytest
 from numba import njit
 
 from knapgrad import regularizers
-from knapgrad.kernels import vector
-from knapgrad.kernels.vector import (
+from knapgrad.kernels.numba import vector
+from knapgrad.kernels.numba.vector import (
     broadcast,
     cast,
     first_lane,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,10 @@ def near_ties(constraint: str, n: int, scale: float, seed: int = 0) -> Problem:
     if constraint == "top-k":
         return Problem(scale + noise, None, max(n // 10, 1))
     weights = rng.integers(3, 9, n)
-    return Problem(scale * weights / 8 + noise, weights, int(weights.sum()) // 2)
+    capacity = int(weights.sum()) // 2
+    # With negative scores the least weight is what binds.
+    sign, least = (-1, capacity // 2) if constraint == "at least" else (1, None)
+    return Problem(sign * scale * weights / 8 + noise, weights, capacity, at_least=least)
 
 
 @needs_long_double
@@ -34,8 +38,8 @@ def near_ties(constraint: str, n: int, scale: float, seed: int = 0) -> Problem:
 @pytest.mark.parametrize("n", [10, 100, 1000])
 def test_near_ties(n, scale, dtype, regularizer, constraint):
     problem = near_ties(constraint, n, scale).rounded(dtype)
-    theta, weights, capacity, _ = Problem(problem.theta[None], problem.weights, problem.capacity).rows()[0]
-    value, y = long_table(theta, weights, capacity, regularizer, problem.exactly)
+    theta, weights, limits, _ = replace(problem, theta=problem.theta[None]).rows()[0]
+    value, y = long_table(theta, weights, limits, regularizer)
     for copies in (1, 16):
         batch = np.broadcast_to(theta, (copies, n)).astype(dtype)
         smoothing = problem.regularizer(regularizer)
@@ -52,9 +56,8 @@ def test_near_ties(n, scale, dtype, regularizer, constraint):
 def test_near_ties_with_a_gamma_that_does_not_divide_evenly(gamma, dtype, backend, regularizer, constraint):
     """theta/gamma must not be rounded to float32: at 1e4 that alone would move relax by 1e-3."""
     unit = near_ties(constraint, 100, 1e4)
-    problem = Problem(unit.theta * gamma, unit.weights, unit.capacity, gamma).rounded(dtype)
-    weights = np.ones(100, dtype=int) if problem.exactly else problem.weights
-    value, y = long_table(problem.theta, weights, problem.capacity, regularizer, problem.exactly, gamma)
+    problem = replace(unit, theta=unit.theta * gamma, gamma=gamma).rounded(dtype)
+    value, y = long_table(*problem.rows()[0][:3], regularizer, gamma)
     theta = backend.asarray(problem.theta, dtype)
     relaxed = backend.to_numpy(kg.relax(theta, problem.constraint, problem.regularizer(regularizer)))
     assert np.abs(relaxed - y.astype(np.float64)).max() <= TOLERANCES[dtype].relax
@@ -68,6 +71,7 @@ SHAPE = np.array([0.9, -0.4, 1.0, 0.1, -1.0, 0.55])
 EXTREME = {
     "knapsack": Problem(SHAPE, [2, 3, 1, 0, 2, 4], 6),
     "top-k": Problem(SHAPE, None, 3),
+    "at least": Problem(SHAPE, [2, 3, 1, 0, 2, 4], 6, at_least=4),
 }
 
 
@@ -77,7 +81,7 @@ EXTREME = {
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_extremes_against_enumeration(gamma, size, dtype, backend, regularizer, constraint):
     unit = EXTREME[constraint]
-    problem = Problem(unit.theta * size, unit.weights, unit.capacity, gamma).rounded(dtype)
+    problem = replace(unit, theta=unit.theta * size, gamma=gamma).rounded(dtype)
     theta = backend.asarray(problem.theta, dtype)
     arguments = problem.constraint, problem.regularizer(regularizer)
     exact = problem.truths(regularizer)[0]

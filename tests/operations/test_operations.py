@@ -19,7 +19,7 @@ from oracles import Truth, chi_square_p_value, feasible, optimum
 
 def target_of(problem: Problem) -> np.ndarray:
     """A best selection of each instance."""
-    best = [optimum(theta, w, c, problem.exactly)[1][0] for theta, w, c, _ in problem.rows()]
+    best = [optimum(theta, w, c)[1][0] for theta, w, c, _ in problem.rows()]
     return problem.batched(best, problem.n)
 
 
@@ -275,7 +275,7 @@ def test_log_prob_of_every_selection(dtype, backend, regularizer, constraint, da
         for s in range(len(y)):
             expected.reshape(len(y), size)[s, b] = one.log_prob(flat[s, b])
             masked = flat[s, b][np.isneginf(scores)].any()
-            possible.reshape(len(y), size)[s, b] = feasible(flat[s, b], w, c, problem.exactly) and not masked
+            possible.reshape(len(y), size)[s, b] = feasible(flat[s, b], w, c) and not masked
     assert_log_probs(actual, expected, possible, dtype, problem.n, regularizer == "shannon")
 
 
@@ -318,7 +318,7 @@ def check_solve(problem: Problem, backend: Backend, dtype: str) -> None:
     y = backend.to_numpy(y)
     assert problem.allows(y)
     for (scores, w, c, _), picked in zip(problem.rows(), problem.flat(y)):
-        best, _ = optimum(scores, w, c, problem.exactly)
+        best, _ = optimum(scores, w, c)
         assert scores[picked == 1].sum() == pytest.approx(best, rel=1e-12, abs=1e-12)
 
 
@@ -409,6 +409,7 @@ def test_a_uniform_number_that_rounds_up_to_one_breaks_nothing(monkeypatch, regu
 DISTRIBUTIONS = {
     "knapsack": Problem(np.array([0.5, -0.25, 1.0, 0.3, -0.6, 0.8]), [2, 3, 1, 0, 2, 4], 6, 1.5),
     "top-k": Problem(np.array([0.5, -0.25, 1.0, 0.3, -0.6, 0.8]), None, 3, 1.5),
+    "at least": Problem(np.array([0.5, -0.25, 1.0, 0.3, -0.6, 0.8]), [2, 3, 1, 0, 2, 4], 6, 1.5, at_least=4),
 }
 
 

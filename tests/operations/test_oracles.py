@@ -5,13 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from oracles import LONG, REGULARIZERS, chi_square_p_value, feasible, gibbs, long_table, long_vjp, mp, optimum, truth
+from oracles import (
+    LONG,
+    REGULARIZERS,
+    Limits,
+    chi_square_p_value,
+    feasible,
+    gibbs,
+    long_table,
+    long_vjp,
+    mp,
+    optimum,
+    truth,
+)
 
 THETA = [0.7, -0.37, 1.9, 0.2, -1.1, 0.6]
 CASES = {
-    "knapsack": ([2, 3, 1, 0, 2, 4], 6, False),
-    "knapsack, nothing fits but weight 0": ([2, 3, 1, 0, 2, 4], 0, False),
-    "top-k": ([1] * 6, 3, True),
+    "knapsack": ([2, 3, 1, 0, 2, 4], Limits(0, 6)),
+    "knapsack, nothing fits but weight 0": ([2, 3, 1, 0, 2, 4], Limits(0, 0)),
+    "knapsack, at least": ([2, 3, 1, 0, 2, 4], Limits(4, 6)),
+    "knapsack, exactly": ([2, 3, 1, 0, 2, 4], Limits(6, 6)),
+    "top-k": ([1] * 6, Limits(3, 3)),
 }
 
 
@@ -21,7 +35,7 @@ def case(request):
 
 
 def test_shannon_paths_are_the_gibbs_distribution(case):
-    exact = truth(THETA, case[0], case[1], "shannon", case[2], 0.7)
+    exact = truth(THETA, *case, "shannon", 0.7)
     value, distribution = gibbs(THETA, *case, gamma=0.7)
     assert exact.value == pytest.approx(value, rel=1e-14)
     assert exact.probabilities.keys() == distribution.keys()
@@ -30,29 +44,29 @@ def test_shannon_paths_are_the_gibbs_distribution(case):
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_paths_are_a_distribution_on_feasible_subsets(case, regularizer):
-    exact = truth(THETA, case[0], case[1], regularizer, case[2], 0.7)
+    exact = truth(THETA, *case, regularizer, 0.7)
     assert abs(sum(exact.probabilities.values()) - 1) < 1e-30
     assert all(feasible(y, *case) for y in exact.probabilities)
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_mean_is_the_gradient_of_the_value(case, regularizer):
-    exact = truth(THETA, case[0], case[1], regularizer, case[2], 0.7)
+    exact = truth(THETA, *case, regularizer, 0.7)
     step = mp.mpf(10) ** -12
     for i, y in enumerate(exact.mean()):
         theta = [mp.mpf(t) for t in THETA]
         theta[i] += step
-        up = type(exact)(theta, case[0], case[1], regularizer, case[2], 0.7)
+        up = type(exact)(theta, *case, regularizer, 0.7)
         theta[i] -= 2 * step
-        down = type(exact)(theta, case[0], case[1], regularizer, case[2], 0.7)
+        down = type(exact)(theta, *case, regularizer, 0.7)
         difference = up.state(exact.n, exact.capacity).value - down.state(exact.n, exact.capacity).value
         assert abs(difference / (2 * step) - y) < 1e-11
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_long_table_is_the_enumeration(case, regularizer):
-    exact = truth(THETA, case[0], case[1], regularizer, case[2], 0.7)
-    value, y = long_table(THETA, case[0], case[1], regularizer, case[2], 0.7)
+    exact = truth(THETA, *case, regularizer, 0.7)
+    value, y = long_table(THETA, *case, regularizer, 0.7)
     assert float(value) == pytest.approx(exact.value, rel=1e-14)
     np.testing.assert_allclose(y.astype(float), exact.relax, atol=1e-14)
 
@@ -60,9 +74,9 @@ def test_long_table_is_the_enumeration(case, regularizer):
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_long_table_leaves_masked_items_out(regularizer):
     theta = [0.7, -np.inf, 1.9, -np.inf, 0.3, 0.6]
-    for weights, capacity, exactly in CASES.values():
-        exact = truth(theta, weights, capacity, regularizer, exactly)
-        value, y = long_table(theta, weights, capacity, regularizer, exactly)
+    for case in CASES.values():
+        exact = truth(theta, *case, regularizer)
+        value, y = long_table(theta, *case, regularizer)
         assert float(value) == pytest.approx(exact.value, rel=1e-14)
         np.testing.assert_allclose(y.astype(float), exact.relax, atol=1e-14)
 
@@ -70,12 +84,12 @@ def test_long_table_leaves_masked_items_out(regularizer):
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 def test_finite_differences_agree(case, regularizer):
     z = [0.3, -1.2, 0.8, 0.1, 2.0, -0.7]
-    exact = truth(THETA, case[0], case[1], regularizer, case[2])
-    np.testing.assert_allclose(long_vjp(THETA, z, case[0], case[1], regularizer, case[2]), exact.vjp(z), atol=1e-9)
+    exact = truth(THETA, *case, regularizer)
+    np.testing.assert_allclose(long_vjp(THETA, z, *case, regularizer), exact.vjp(z), atol=1e-9)
 
 
 def test_shannon_entropy_and_divergence_have_their_closed_forms(case):
-    exact = truth(THETA, case[0], case[1], "shannon", case[2])
+    exact = truth(THETA, *case, "shannon")
     assert exact.entropy == pytest.approx(exact.value - exact.score(exact.relax), rel=1e-12)
     prior = [0.1, 0.4, -0.2, 0.9, 0.0, 1.0]
     _, other = gibbs(prior, *case)
@@ -84,8 +98,8 @@ def test_shannon_entropy_and_divergence_have_their_closed_forms(case):
 
 
 def test_optimum_finds_every_tie():
-    assert optimum([1.0, 1.0, 0.5], [1, 1, 1], 1, False) == (1.0, [(0, 1, 0), (1, 0, 0)])
-    assert optimum([1.0, -np.inf, 0.5], [1, 1, 1], 2, True) == (1.5, [(1, 0, 1)])
+    assert optimum([1.0, 1.0, 0.5], [1, 1, 1], Limits(0, 1)) == (1.0, [(0, 1, 0), (1, 0, 0)])
+    assert optimum([1.0, -np.inf, 0.5], [1, 1, 1], Limits(2, 2)) == (1.5, [(1, 0, 1)])
 
 
 def test_chi_square_tells_distributions_apart():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import knapgrad as kg
 from backends import TOLERANCES
-from instances import Problem, problems
+from instances import Problem, lattice, problems
 from oracles import LARGEST_ENTROPY, THRESHOLD, feasible, gibbs, mp, optimum, subsets
 
 EXACT = TOLERANCES["float64"]
@@ -27,7 +27,7 @@ def relax(problem: Problem, regularizer: str) -> np.ndarray:
 
 
 def permuted(problem: Problem, order: np.ndarray) -> Problem:
-    weights = None if problem.exactly else np.asarray(problem.weights, dtype=int)[..., order]
+    weights = None if problem.is_top_k else np.asarray(problem.weights, dtype=int)[..., order]
     return replace(problem, theta=problem.theta[..., order], weights=weights)
 
 
@@ -49,7 +49,7 @@ def test_shannon_does_not_see_the_order_of_items(constraint, data):
 def largest_change(problem: Problem, regularizer: str) -> float:
     """Over all orders of the items: how far relax is from being permuted with them."""
     orders = np.array(list(itertools.permutations(range(problem.n))))
-    weights = None if problem.exactly else np.asarray(problem.weights)[orders]
+    weights = None if problem.is_top_k else np.asarray(problem.weights)[orders]
     changed = relax(replace(problem, theta=problem.theta[orders], weights=weights), regularizer)
     return np.abs(changed - relax(problem, regularizer)[orders]).max()
 
@@ -93,8 +93,9 @@ def test_an_item_beyond_the_threshold_everywhere_is_never_picked(constraint, dat
 
 
 def first_instance(problem: Problem) -> Problem:
-    theta, weights, capacity, gamma = problem.rows()[0]
-    return Problem(theta.copy(), None if problem.exactly else weights, int(capacity), float(gamma))
+    theta, weights, limits, gamma = problem.rows()[0]
+    own = None if problem.is_top_k else weights
+    return Problem(theta.copy(), own, limits.capacity, float(gamma), limits.at_least)
 
 
 @pytest.mark.parametrize("gamma", [0.25, 1.0, 8.0])
@@ -115,8 +116,8 @@ def test_sparse_regularizers_reach_every_vertex(constraint, data):
     problem = data.draw(problems(constraint, masked=False))
     problem = first_instance(problem)
     for y in subsets(problem.n):
-        _, weights, capacity, _ = problem.rows()[0]
-        if feasible(y, weights, capacity, problem.exactly):
+        _, weights, limits, _ = problem.rows()[0]
+        if feasible(y, weights, limits):
             sharp = replace(problem, theta=(2.0 * np.array(y) - 1.0) * 20.0 * problem.gamma * max(problem.n, 1))
             np.testing.assert_array_equal(relax(sharp, regularizer), np.array(y, dtype=float))
 
@@ -125,8 +126,8 @@ def test_sparse_regularizers_reach_every_vertex(constraint, data):
 def test_shannon_stays_inside_the_polytope(constraint, data):
     problem = data.draw(problems(constraint, masked=False))
     y = problem.flat(relax(problem, "shannon"))
-    for row, (_, weights, capacity, _) in zip(y, problem.rows()):
-        possible = [s for s in subsets(problem.n) if feasible(s, weights, capacity, problem.exactly)]
+    for row, (_, weights, limits, _) in zip(y, problem.rows()):
+        possible = [s for s in subsets(problem.n) if feasible(s, weights, limits)]
         sometimes, always = np.any(possible, axis=0), np.all(possible, axis=0)
         assert (row[sometimes] > 0).all() and (row[~sometimes] == 0).all()
         assert (row[~always] < 1).all()
@@ -147,9 +148,9 @@ def test_probabilities_add_up_and_their_mean_is_relax(regularizer, constraint, d
     entropy = kg.entropy(problem.theta, problem.constraint, problem.regularizer(regularizer))
     plogp = np.where(p > 0, p * np.where(p > 0, log_probs, 0.0), 0.0)
     np.testing.assert_allclose(entropy, -plogp.sum(axis=0), rtol=EXACT.relax, atol=EXACT.relax)
-    for drawn, (theta, weights, capacity, _) in zip(p.reshape(len(y), problem.size).T > 0, problem.rows(), strict=True):
+    for drawn, (theta, weights, limits, _) in zip(p.reshape(len(y), problem.size).T > 0, problem.rows(), strict=True):
         for subset in itertools.compress(subsets(problem.n), drawn):
-            assert feasible(subset, weights, capacity, problem.exactly)
+            assert feasible(subset, weights, limits)
             assert not np.isneginf(theta[np.array(subset, dtype=bool)]).any()
 
 
@@ -159,8 +160,8 @@ def test_shannon_is_the_gibbs_distribution(constraint, data):
     y = problem.selections()
     log_probs = kg.log_prob(problem.theta, y, problem.constraint, problem.regularizer("shannon")).reshape(len(y), -1)
     values = value(problem, "shannon").reshape(-1)
-    for b, (theta, weights, capacity, gamma) in enumerate(problem.rows()):
-        exact, distribution = gibbs(theta, weights, capacity, problem.exactly, gamma)
+    for b, (theta, weights, limits, gamma) in enumerate(problem.rows()):
+        exact, distribution = gibbs(theta, weights, limits, gamma)
         assert values[b] == pytest.approx(exact, rel=EXACT.value, abs=EXACT.value)
         for s, subset in enumerate(subsets(problem.n)):
             p = distribution.get(subset, mp.mpf(0))
@@ -209,12 +210,12 @@ def test_relax_is_the_gradient_of_value(regularizer, constraint, data):
 def test_value_lies_between_the_optimum_and_its_bound(regularizer, constraint, data):
     problem = data.draw(problems(constraint))
     smoothed = value(problem, regularizer).reshape(-1)
-    for b, (theta, weights, capacity, gamma) in enumerate(problem.rows()):
-        best, _ = optimum(theta, weights, capacity, problem.exactly)
+    for b, (theta, weights, limits, gamma) in enumerate(problem.rows()):
+        best, _ = optimum(theta, weights, limits)
         slack = 1e-13 * (1 + abs(best))
         assert best - slack <= smoothed[b] <= best + problem.n * gamma * LARGEST_ENTROPY[regularizer] + slack
         if regularizer == "shannon":
-            possible = sum(feasible(y, weights, capacity, problem.exactly) for y in subsets(problem.n))
+            possible = sum(feasible(y, weights, limits) for y in subsets(problem.n))
             assert smoothed[b] <= best + gamma * np.log(possible) + slack
 
 
@@ -222,13 +223,9 @@ def test_value_lies_between_the_optimum_and_its_bound(regularizer, constraint, d
 def test_a_vanishing_gamma_gives_the_hard_selection(regularizer, constraint, data):
     problem = data.draw(problems(constraint))
     rows = problem.rows()
-    for theta, weights, capacity, _ in rows:
+    for theta, weights, limits, _ in rows:
         scores = sorted(
-            (
-                sum(t for t, p in zip(theta, y) if p)
-                for y in subsets(problem.n)
-                if feasible(y, weights, capacity, problem.exactly)
-            ),
+            (sum(t for t, p in zip(theta, y) if p) for y in subsets(problem.n) if feasible(y, weights, limits)),
             reverse=True,
         )
         assume(len(scores) == 1 or scores[0] - scores[1] > 1e-3)
@@ -241,8 +238,8 @@ def test_a_vanishing_gamma_gives_the_hard_selection(regularizer, constraint, dat
 def test_a_growing_gamma_spreads_shannon_over_all_subsets(constraint, data):
     problem = replace(data.draw(problems(constraint, masked=False)), gamma=1e12)
     y = problem.flat(relax(problem, "shannon"))
-    for row, (_, weights, capacity, _) in zip(y, problem.rows()):
-        possible = [s for s in subsets(problem.n) if feasible(s, weights, capacity, problem.exactly)]
+    for row, (_, weights, limits, _) in zip(y, problem.rows()):
+        possible = [s for s in subsets(problem.n) if feasible(s, weights, limits)]
         np.testing.assert_allclose(row, np.mean(np.array(possible, dtype=float), axis=0), atol=1e-9)
 
 
@@ -251,10 +248,8 @@ def test_relax_lies_in_the_polytope(regularizer, constraint, data):
     problem = data.draw(problems(constraint, max_n=8))
     y = relax(problem, regularizer)
     assert (y >= 0).all() and (y <= 1).all()
-    for row, (theta, weights, capacity, _) in zip(problem.flat(y), problem.rows()):
-        if problem.exactly:
-            assert row.sum() == pytest.approx(capacity, abs=1e-13 * problem.n)
-        assert row @ weights <= capacity + 1e-12
+    for row, (theta, weights, limits, _) in zip(problem.flat(y), problem.rows()):
+        assert limits.at_least - 1e-12 <= row @ weights <= limits.capacity + 1e-12
         assert (row[np.isneginf(theta)] == 0).all()
 
 
@@ -270,21 +265,19 @@ def test_gamma_only_scales(regularizer, constraint, data):
 
 @given(data=st.data())
 def test_jacobian_is_symmetric_and_positive(regularizer, constraint, data):
-    kernels = pytest.importorskip("knapgrad.kernels.numba_cpu")
+    kernels = pytest.importorskip("knapgrad.kernels.numba")
     problem = data.draw(problems(constraint, masked=False))
-    theta, weights, capacity, gamma = problem.rows()[0]
+    theta, weights, limits, gamma = problem.rows()[0]
     n = problem.n
     assume(n > 0)
     jacobian = kernels.vjp(
         np.broadcast_to(theta / gamma, (n, n)).copy(),
         np.eye(n),
-        np.ascontiguousarray(weights[None]).astype(np.int64),
-        np.array([capacity], dtype=np.int64),
+        lattice(weights, limits),
         np.ones(1),
         regularizer,
-        problem.exactly,
     )
     np.testing.assert_allclose(jacobian, jacobian.T, atol=1e-13)
     assert np.linalg.eigvalsh((jacobian + jacobian.T) / 2).min() >= -1e-13
-    if problem.exactly:
+    if problem.is_top_k and limits.at_least == limits.capacity:
         np.testing.assert_allclose(jacobian.sum(axis=0), 0.0, atol=1e-13)

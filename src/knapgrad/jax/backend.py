@@ -25,9 +25,7 @@ _value, _operator, _entropy, _sample, _log_prob = (
 solve = jax.jit(operators.solve)
 
 
-def operator(
-    theta: Array, lattice: Lattice, gamma: Any, regularizer: str, relaxed: bool
-) -> tuple[Array, Array | None]:
+def operator(theta: Array, lattice: Lattice, gamma: Any, regularizer: str, relaxed: bool) -> tuple[Array, Array | None]:
     gamma = jnp.asarray(gamma, theta.dtype)
     if relaxed:
         return _operator(regularizer, theta, lattice, gamma)

@@ -1,8 +1,8 @@
 """The sweeps as JAX functions of a batch, with their derivatives.
 
-Every function takes the name of a regularizer, theta (*batch, n), a lattice of int32 arrays that broadcast to it, and gamma
-that broadcasts to the batch, and computes a function of theta / gamma. Only theta is kept for a backward pass: derivatives are linear
-functions that compute again what they need, forwards and transposed.
+Every function takes the name of a regularizer, theta (*batch, n), a lattice of int32 arrays that broadcast to it, and
+gamma that broadcasts to the batch, and computes a function of theta / gamma. Only theta is kept for a backward pass:
+derivatives are linear functions that compute again what they need, forwards and transposed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from knapgrad.kernels.triton import from_jax
 from knapgrad.lattice import Lattice
 
 
-def _run(name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Array, *extra: Array, axis: int = 0) -> Any:
+def _run(
+    name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Array, *extra: Array, axis: int = 0
+) -> Any:
     """The kernel of that name: fused on a GPU where it can be, elsewhere a scan. Extras have the batch at that axis."""
     scan = partial(_batched, getattr(jax_scan, name), regularizer, axis)
     fused = from_jax.find(name, regularizer, theta, lattice)
@@ -32,13 +34,14 @@ def _run(name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Arr
 def _batched(
     function: Any, regularizer: str, axis: int, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]
 ) -> Any:
-    """``function`` of every instance; extra has the batch at that axis, as have results. What is shared stays shared."""
+    """``function`` of every instance; extras have the batch at that axis, as have results. What is shared stays so."""
     *batch, n = theta.shape
     size = prod(batch)
     constants = {"weights": (lattice.weights, (n,)), "capacity": (lattice.capacity, ()), "gamma": (gamma, ())}
     if lattice.slack is not None:
         constants["slack"] = lattice.slack, ()
-    flat, axes = {"theta": theta.reshape(size, n)}, {"theta": 0}
+    flat: dict[str, Array] = {"theta": theta.reshape(size, n)}
+    axes: dict[str, int | None] = {"theta": 0}
     for name, (x, shape) in constants.items():
         shared = x.size == prod(shape)
         axes[name] = None if shared else 0

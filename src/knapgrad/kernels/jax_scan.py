@@ -115,9 +115,9 @@ def _collect(lattice: Lattice, value: Array, Q: Array, R: Array | None = None) -
     return lax.scan(tangent_step, (E, 0.0 * E), (Q, R, lattice.weights), reverse=True)[1]
 
 
-# The functions of theta / gamma, for one instance: theta (n,), a lattice with weights (n,), int32, at most reach + 1, and
-# numbers for capacity (int32, at most reach; below 0 if it is not valid) and slack; gamma a number, of theta's type:
-# rounding it scales all scores alike, which does no harm.
+# The functions of theta / gamma, for one instance: theta (n,), a lattice with weights (n,), int32, at most reach + 1,
+# and numbers for capacity (int32, at most reach; below 0 if it is not valid) and slack; gamma a number, of theta's
+# type: rounding it scales all scores alike, which does no harm.
 
 
 def value(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Array:

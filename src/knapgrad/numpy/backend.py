@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from knapgrad.constraints import Constraint
-from knapgrad.kernels.numba import entropy, log_prob, operator, sample, solve
+from knapgrad.kernels.numba import entropy as entropy
+from knapgrad.kernels.numba import log_prob as log_prob
+from knapgrad.kernels.numba import operator as operator
+from knapgrad.kernels.numba import sample as sample
+from knapgrad.kernels.numba import solve as solve
 from knapgrad.lattice import Lattice
-
-__all__ = ["entropy", "log_prob", "operator", "sample", "solve"]
 
 where, broadcast_to = np.where, np.broadcast_to
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from knapgrad.constraints import Constraint
 from knapgrad.lattice import Lattice
 from knapgrad.torch import operators, private
-from knapgrad.torch.operators import entropy, operator
+from knapgrad.torch.operators import entropy as entropy
+from knapgrad.torch.operators import operator as operator
 from knapgrad.torch.registration import as_tensor
-
-__all__ = ["entropy", "operator"]
 
 where, broadcast_to = torch.where, torch.broadcast_to
 

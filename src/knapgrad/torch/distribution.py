@@ -133,7 +133,7 @@ class SubsetDistribution(Distribution):
             self.constraint.check(y.shape[-1:])
         except ValueError:
             raise NotImplementedError(
-                "enumerate_support needs the same weights and limits for the whole batch; make a distribution per instance"
+                "enumerate_support needs the same weights and limits for the whole batch; make one per instance"
             ) from None
         feasible = self.constraint.contains(y)
         support = torch.as_tensor(y[feasible], dtype=self.theta.dtype, device=self.theta.device)

@@ -24,7 +24,9 @@ class _Selection(nn.Module):
     def __init__(self, constraint: Constraint | None, regularizer: Regularizer) -> None:
         super().__init__()
         check_regularizer(regularizer)
-        self._arrays: dict[str, Any] = {}  # those arguments of the constraint that are arrays, of which buffers are made
+        self._arrays: dict[
+            str, Any
+        ] = {}  # those arguments of the constraint that are arrays, of which buffers are made
         self.constraint = constraint
         self._kind = type(regularizer)
         gamma = regularizer.gamma

@@ -1,7 +1,8 @@
 """The kernels as torch operators, with their derivatives.
 
-Every operator takes theta (*batch, n) in float32 or float64, a lattice that broadcasts to it and gamma that broadcasts to the
-batch, and computes a function of theta / gamma. Autograd keeps theta and results, never a table: backward sweeps recompute.
+Every operator takes theta (*batch, n) in float32 or float64, a lattice that broadcasts to it and gamma that broadcasts
+to the batch, and computes a function of theta / gamma. Autograd keeps theta and results, never a table: backward
+sweeps recompute.
 """
 
 from __future__ import annotations
@@ -208,6 +209,4 @@ def _entropy_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | Non
 
 
 entropy = define("entropy", Signature(), fake=_per_instance, backward=_entropy_backward)
-entropy_grad = define(
-    "entropy_grad", Signature(), fake=_like_theta, backward=_raises("second derivative of entropy")
-)
+entropy_grad = define("entropy_grad", Signature(), fake=_like_theta, backward=_raises("second derivative of entropy"))

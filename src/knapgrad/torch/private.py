@@ -30,6 +30,7 @@ FOUND: dict[str, Any] = {
     "level": forward_ad if hasattr(forward_ad, "_current_level") else None,
     "apply": getattr(super(torch.autograd.Function, torch.autograd.Function), "apply", None),
     "version": getattr(Tensor, "_version", None),
+    "base": getattr(Tensor, "_base", None),
 }
 
 
@@ -60,8 +61,8 @@ def below_autograd() -> AbstractContextManager[Any]:
 
 
 def is_plain(tensors: list[Any], device: str) -> bool:
-    """Whether the dispatcher, which takes as long as a small kernel, would find nothing but the kernel of that device or
-    of the CPU. Stand-in: no."""
+    """Whether the dispatcher, which takes as long as a small kernel, would find nothing but the kernel of that device
+    or of the CPU. Stand-in: no."""
     if FOUND["modes"] is None or FOUND["keys"] is None or FOUND["modes"]() > 0:
         return False
     plain = _plain_keys("cpu"), _plain_keys(device)
@@ -86,3 +87,8 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 def version_of(x: Tensor) -> object:
     """Changes whenever x is written to. Stand-in: always."""
     return object() if FOUND["version"] is None else x._version
+
+
+def base_of(x: Tensor) -> Tensor | None:
+    """The tensor that x is a view of. Stand-in: none."""
+    return None if FOUND["base"] is None else x._base

@@ -1,12 +1,13 @@
 """Makes torch operators of kernels: schema, fake implementation, vmap rule and derivative, under the name ``knapgrad``.
 
-An operator takes what each instance has its own of (theta first), a lattice, gamma, the name of a regularizer, and options.
-Its derivative is put together three times from the same parts: registered with the operator, for torch.compile; as an
-autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a plain autograd.Function,
-because eager calls through either of the others spend tens of microseconds more than a small kernel takes.
+An operator takes what each instance has its own of (theta first), a lattice, gamma, the name of a regularizer, and
+options. Its derivative is put together three times from the same parts: registered with the operator, for
+torch.compile; as an autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a
+plain autograd.Function, because eager calls through either of the others spend tens of microseconds more than a small
+kernel takes.
 
-torch's dispatcher knows tensors and numbers only, so there a lattice is taken apart. Its arrays may be NumPy's: they become
-tensors where torch has to see them.
+torch's dispatcher knows tensors and numbers only, so there a lattice is taken apart. Its arrays may be NumPy's: they
+become tensors where torch has to see them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Signature:
         """Takes the lattice apart."""
         at = len(self.own)
         parts = [getattr(arguments[at], name) for name in _LATTICE]
-        return [as_tensor(x) if isinstance(x, np.ndarray) else x for x in (*arguments[:at], *parts, *arguments[at + 1 :])]
+        return [
+            as_tensor(x) if isinstance(x, np.ndarray) else x for x in (*arguments[:at], *parts, *arguments[at + 1 :])
+        ]
 
     def whole(self, flat: tuple[Any, ...]) -> list[Any]:
         """Puts it together again."""
@@ -96,7 +99,8 @@ def define(
     backward: Callable[..., dict[str, Tensor | None]] | None = None,
     jvp: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Registers ``torch.ops.knapgrad.<name>``; returns what to call, with arguments in the order of ``signature.names``.
+    """Registers ``torch.ops.knapgrad.<name>``; returns what to call, with arguments in the order of
+    ``signature.names``.
 
     Args:
         fake: the shapes of the results, from the arguments.
@@ -163,8 +167,8 @@ def define(
 
 
 class _Derivative:
-    """The derivative of an operator in autograd's terms, for arguments of these names: what is kept, and gradients in the
-    order of the arguments."""
+    """The derivative of an operator in autograd's terms, for arguments of these names: what is kept, and gradients in
+    the order of the arguments."""
 
     def __init__(
         self,

@@ -5,13 +5,13 @@ A *group* is what one set of vectors works on, in one of two layouts that share 
 - 16 instances (8 in float64) with the same weights, one in each lane: cell c of a row is the vector at ``c * stride``;
 - one instance, with 16 neighbouring capacities in the lanes: ``stride`` is 1, and theta is the same in every lane.
 
-Of a row only the *band* of live states is touched. It starts at ``max(C - later weights, w_i)``. With the prefix sum of the
-weights up to the item, and ``flat`` the least slack in the group, it has two parts:
+Of a row only the *band* of live states is touched. It starts at ``max(C - later weights, w_i)``. With the prefix sum
+of the weights up to the item, and ``flat`` the least slack in the group, it has two parts:
 
-- up to the *knee*, ``min(prefix, flat)``. From there to ``flat`` a row is constant: what happens at such a state happens
-  at the knee. (A plain knapsack has ``flat = C``, so this is all of its band.)
-- from ``flat + 1`` to ``min(prefix + slack, C)``; above, states are infeasible. (Where all of the capacity must be used,
-  ``flat`` is 0 and this is all.)
+- up to the *knee*, ``min(prefix, flat)``. From there to ``flat`` a row is constant: what happens at such a state
+  happens at the knee. (A plain knapsack has ``flat = C``, so this is all of its band.)
+- from ``flat + 1`` to ``min(prefix + slack, C)``; above, states are infeasible. (Where all of the capacity must be
+  used, ``flat`` is 0 and this is all.)
 
 Where the parts come close to each other they are one, and nothing is constant.
 """
@@ -45,8 +45,8 @@ class Scratch(NamedTuple):
     table: Any  # (1 or groups, cells), theta's type: Q
 
 
-# Columns of bands. COUNT, NEXT and END count vectors from START on: the lower part is up to COUNT, the upper from NEXT to
-# END. The row of the group has flat as its KNEE and the largest capacity as its TOP.
+# Columns of bands. COUNT, NEXT and END count vectors from START on: the lower part is up to COUNT, the upper from NEXT
+# to END. The row of the group has flat as its KNEE and the largest capacity as its TOP.
 START, KNEE, TOP, COUNT, NEXT, END, OFFSET = range(7)
 
 
@@ -56,7 +56,9 @@ def plan(weights, lowest, highest, flat, slack, stride, width, bands):
     table's length."""
     n = weights.shape[0]
     bands[n, KNEE], bands[n, TOP] = flat, highest
-    low = lowest
+    low = 0
+    for i in range(n):
+        low = min(low + min(weights[i], highest + 1), lowest)
     for i in range(n - 1, -1, -1):
         bands[i, START] = max(low, weights[i])
         low = max(low - min(weights[i], highest + 1), 0)
@@ -95,9 +97,10 @@ def own(array, instance):
 
 @function
 def slack_of(batch, instance, highest):
-    """In a group whose largest capacity is ``highest``: states above an instance's own capacity do not matter to it."""
+    """In a group whose largest capacity is ``highest``: states above an instance's own capacity do not matter to it, so
+    one that may leave all of it unused goes with the others. (Top 0 goes with top-k.)"""
     slack = own(batch.slack, instance)
-    return slack if slack < own(batch.capacity, instance) else highest
+    return slack if slack < own(batch.capacity, instance) or slack == 0 else highest
 
 
 @function

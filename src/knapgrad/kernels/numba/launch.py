@@ -1,7 +1,7 @@
 """What the rest of the library calls: lays out a batch in groups, and runs a kernel over them, on threads.
 
-Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch, the name of a
-    regularizer. All are functions of theta / gamma, which is formed in float64: rounded to float32 it would move
+Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch, the name of
+    a regularizer. All are functions of theta / gamma, which is formed in float64: rounded to float32 it would move
     near-ties.
 """
 
@@ -20,6 +20,7 @@ _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads are worth waking
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
+_ALL.flags.writeable = False  # as any other slack is: kernels are compiled for the type, once
 
 
 def _layout(theta, lattice, gamma):
@@ -83,8 +84,8 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
 
 def _too_large(batch, error: MemoryError) -> MemoryError:
     return MemoryError(
-        f"the tables for a capacity of {batch.reach:,} do not fit into memory ({error}); divide weights and capacity by "
-        "a common factor; if there is none, scale them down and round weights up, the capacity down"
+        f"the tables for a capacity of {batch.reach:,} do not fit into memory ({error}); divide weights and capacity "
+        "by a common factor; if there is none, scale them down and round weights up, the capacity down"
     )
 
 

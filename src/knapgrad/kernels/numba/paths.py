@@ -4,7 +4,16 @@ import numpy as np
 
 from knapgrad.kernels.numba import vector
 from knapgrad.kernels.numba.bands import (
-    KNEE, OFFSET, START, TOP, final, goal_of, prepare, row_length, settled, unpack,
+    KNEE,
+    OFFSET,
+    START,
+    TOP,
+    final,
+    goal_of,
+    prepare,
+    row_length,
+    settled,
+    unpack,
 )  # fmt: skip
 from knapgrad.kernels.numba.sweeps import collect_row, extend, fill, fold, part
 from knapgrad.kernels.numba.variants import dprob, function, inline, kernel

@@ -1,9 +1,10 @@
 """The sweeps of a group: :mod:`knapgrad.reference` in SIMD, in scratch that stays in cache.
 
-- Rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before left.
-- Only bands are touched (:mod:`knapgrad.kernels.numba.bands`). Where a row is constant, between its knee and ``flat``, only
-  the knee is kept: going forwards the rest is written out where the next item reads it (extend), going backwards what
-  arrived there is gathered at the knee (fold).
+- Rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before
+  left.
+- Only bands are touched (:mod:`knapgrad.kernels.numba.bands`). Where a row is constant, between its knee and ``flat``,
+  only the knee is kept: going forwards the rest is written out where the next item reads it (extend), going backwards
+  what arrived there is gathered at the knee (fold).
 - V is kept in float64 whatever theta is, because a decision is a difference of two large V. All else has theta's type.
 
 Infeasible is a large negative number, not -inf: differences of two such are finite, and exact absorption does the rest.
@@ -17,7 +18,21 @@ from numba.extending import overload
 
 from knapgrad.kernels.numba import vector
 from knapgrad.kernels.numba.bands import (
-    COUNT, END, KNEE, NEXT, OFFSET, START, TOP, final, goal_of, is_sharp, pack, prepare, row_length, start_row, unpack,
+    COUNT,
+    END,
+    KNEE,
+    NEXT,
+    OFFSET,
+    START,
+    TOP,
+    final,
+    goal_of,
+    is_sharp,
+    pack,
+    prepare,
+    row_length,
+    start_row,
+    unpack,
 )  # fmt: skip
 from knapgrad.kernels.numba.variants import dprob, function, inline, kernel, prob, smoothed, source
 from knapgrad.kernels.numba.vector import broadcast, cast, lanes, load, store, total, where, zeros

@@ -1,7 +1,7 @@
 """What varies between kernels is a type, so that each is compiled, and cached on disk, for its own case.
 
-A kernel takes a :class:`Variant` as an argument and calls ``smoothed``, ``prob``, ``dprob`` or ``source`` with it. Numba
-finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles.
+A kernel takes a :class:`Variant` as an argument and calls ``smoothed``, ``prob``, ``dprob`` or ``source`` with it.
+Numba finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles.
 """
 
 import hashlib

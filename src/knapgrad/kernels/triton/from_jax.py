@@ -1,8 +1,8 @@
 """JAX arrays on a CUDA device: launches the kernels through jax-triton.
 
 The functions have the names of those in :mod:`knapgrad.kernels.jax_scan`, which they stand for, but take a whole batch:
-theta (*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch; what else there is has the
-batch at its axis 0, and for paths at 1, after the samples. ``vmap`` makes the batch larger.
+theta (*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch; what else there is has
+the batch at its axis 0, and for paths at 1, after the samples. ``vmap`` makes the batch larger.
 """
 
 from __future__ import annotations
@@ -104,10 +104,18 @@ class Batch(NamedTuple):
         lattice = self.lattice
         capacity = jnp.maximum(lattice.capacity, 0)
         slack = capacity if lattice.slack is None else lattice.slack
-        found: dict[str, Any] = {"reach": lattice.reach, "SLACK": lattice.slack is not None, "GAMMAS": True, "scale": 1.0}
+        found: dict[str, Any] = {
+            "reach": lattice.reach,
+            "SLACK": lattice.slack is not None,
+            "GAMMAS": True,
+            "scale": 1.0,
+        }
         for name, x, shape in (
-            ("weights", lattice.weights, (n,)), ("capacity", capacity, ()), ("slack", slack, ()), ("gamma", self.gamma, ()),
-        ):  # fmt: skip
+            ("weights", lattice.weights, (n,)),
+            ("capacity", capacity, ()),
+            ("slack", slack, ()),
+            ("gamma", self.gamma, ()),
+        ):
             is_shared = x.size == prod(shape)
             found[name] = x.reshape(-1) if is_shared else jnp.broadcast_to(x, (*batch, *shape)).reshape(-1)
             found[f"{name}_step"] = 0 if is_shared else prod(shape)
@@ -120,7 +128,12 @@ class Batch(NamedTuple):
 
 
 def _launch(
-    kernel: str, batch: Batch, inputs: dict[str, Array], outputs: dict[str, tuple[int, ...]], tables: int, **options: Any
+    kernel: str,
+    batch: Batch,
+    inputs: dict[str, Array],
+    outputs: dict[str, tuple[int, ...]],
+    tables: int,
+    **options: Any,
 ) -> dict[str, Array]:
     """The outputs, of these shapes and theta's type."""
     from knapgrad.kernels.triton import choices, instances, paths

@@ -2,8 +2,8 @@
 
 Nothing here looks at what is on the device, so nothing waits for it, and every call can be captured in a CUDA graph.
 
-Arguments: theta (*batch, n), a lattice of tensors that broadcast to it, gamma that broadcasts to the batch, the name of a
-    regularizer. All are functions of theta / gamma.
+Arguments: theta (*batch, n), a lattice of tensors that broadcast to it, gamma that broadcasts to the batch, the name of
+    a regularizer. All are functions of theta / gamma.
 """
 
 from __future__ import annotations
@@ -296,8 +296,8 @@ def _walk(
         for k in range(0, size, group):
             part = batch.part(k, k + group)
             table = _sweep_by_item(part, part.theta, None, False, True)[3]
-            some = [{name: x[:, k : k + group] for name, x in xs.items()} for xs in (inputs, outputs)]
-            _walk(kernel, part, *some, table, **options)
+            some_in, some_out = ({name: x[:, k : k + group] for name, x in xs.items()} for xs in (inputs, outputs))
+            _walk(kernel, part, some_in, some_out, table, **options)
         return
     layout = batch.plan(1)
     scratch = _scratch(theta, layout, table)

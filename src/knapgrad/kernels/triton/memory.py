@@ -1,7 +1,7 @@
 """Rows in memory, two of each kind in turn, worked on in tiles of BLOCK capacities with one barrier per item.
 
-Only the live band is touched (:func:`knapgrad.kernels.triton.steps.band_of`): its lower part, up to the knee, and its upper
-one, from the slack to the top. Reads from the constant part between them are turned to the knee.
+Only the live band is touched (:func:`knapgrad.kernels.triton.steps.band_of`): its lower part, up to the knee, and its
+upper one, from the slack to the top. Reads from the constant part between them are turned to the knee.
 """
 
 import triton
@@ -9,7 +9,14 @@ import triton.language as tl
 
 from knapgrad.kernels.triton.registers import add_up, total_of
 from knapgrad.kernels.triton.steps import (
-    INFEASIBLE, band_of, decide, follow, is_live, score_of, settled, weight_of,
+    INFEASIBLE,
+    band_of,
+    decide,
+    follow,
+    is_live,
+    score_of,
+    settled,
+    weight_of,
 )  # fmt: skip
 
 

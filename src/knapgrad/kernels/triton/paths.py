@@ -144,7 +144,9 @@ def log_prob_kernel(
                 knee, top, low = band_of(prefix, total, goal, spare, SLACK)
                 prefix -= w
                 new_knee, new_top, first = band_of(prefix, total, goal, spare, SLACK)
-                c = tl.maximum(settled(tl.minimum(c, top), knee, spare, SLACK), low)  # an infeasible path leaves the band
+                c = tl.maximum(
+                    settled(tl.minimum(c, top), knee, spare, SLACK), low
+                )  # an infeasible path leaves the band
                 q = tl.load(row + c, live, 0.0)
                 picked = tl.load(selections + at + i, live, 0.0) != 0.0
                 chance = tl.where(picked, q, 1.0 - q)

@@ -1,7 +1,7 @@
 """One step, from the old row to the new one, and the numbers of one instance.
 
-Constants of a kernel: VALUE, PROB and DPROB, the functions of a regularizer; SOURCE, what a tangent sweep follows, or None;
-SLACK, whether an instance must use some of its capacity.
+Constants of a kernel: VALUE, PROB and DPROB, the functions of a regularizer; SOURCE, what a tangent sweep follows, or
+None; SLACK, whether an instance must use some of its capacity.
 """
 
 import triton
@@ -62,8 +62,9 @@ def weight_of(weights, i, C):
 def limits_of(
     weights, capacity, slack, reach, n, dtype: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The capacity, the total weight, the state to start from, which is the smaller of the two, and how much of that may
-    stay unused. Totals have 32 bits where one program works on a whole table: its cells are numbered in as many."""
+    """The capacity, the total weight, the state to start from, which is the smaller of the two, and how much of that
+    may stay unused. Totals have 32 bits where one program works on a whole table: its cells are numbered in as
+    many."""
     given = tl.load(capacity)
     C = tl.minimum(given, reach).to(tl.int32)
     total = tl.zeros([], dtype)
