@@ -120,13 +120,19 @@ if TYPE_CHECKING:  # mypy holds the modules to the contract
     _CHECKED: tuple[Backend, ...] = (knapgrad.numpy.backend, knapgrad.torch.backend, knapgrad.jax.backend)
 
 
+_FOUND: dict[type, Backend] = {}
+
+
 def backend_of(x: Any) -> Backend | None:
     """That of x's framework; None if x is not an array of one of them."""
+    found = _FOUND.get(type(x))
+    if found is not None:
+        return found
     for framework, array in FRAMEWORKS.items():
         module = sys.modules.get(framework)
         if module is not None and isinstance(x, getattr(module, array)):
-            name = f"knapgrad.{framework}.backend"
-            return sys.modules.get(name) or import_module(name)
+            _FOUND[type(x)] = backend = import_module(f"knapgrad.{framework}.backend")
+            return backend
     return None
 
 

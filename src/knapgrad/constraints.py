@@ -90,20 +90,21 @@ class TopK(Constraint):
         else:
             at_least = _integers("at_least", at_least, "the least number of items to pick")
             slack = _slack("k", k, at_least)
-        marked = _marked(k, max_capacity, at_least)
-        self._keep(k=k, at_least=at_least, max_capacity=max_capacity, _marked=marked, _slack=slack, _largest=largest)
+        self._keep(k=_shown(k), at_least=_shown(at_least), max_capacity=max_capacity, _largest=largest)
+        self._keep(_marked=_marked(k, max_capacity, at_least), _slack=slack)
 
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
-        if isinstance(self.k, np.ndarray) and self.k.max(initial=0) > n:
-            raise ValueError(f"k must be in 0..n, got {self.k.max()} for n = {n} items; lower k, or add items")
+        if self._largest is not None and self._largest > n:
+            raise ValueError(f"k must be in 0..n, got {self._largest} for n = {n} items; lower k, or add items")
         _check_broadcast("k", self.k.shape, shape[:-1], "the batch shape of theta")
         if self.at_least is not None:
             _check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
 
     def lattice(self, n: int) -> Lattice:
-        widest = [x for x in (self._largest, self.max_capacity, n) if x is not None]
-        return Lattice(np.ones(n, np.int64), self._marked, self._slack, reach=min(widest), heaviest=min(n, 1))
+        largest = self._largest if self.max_capacity is None else self.max_capacity
+        reach = n if largest is None else min(largest, n)
+        return Lattice(np.ones(n, np.int64), self._marked, self._slack, reach=reach, heaviest=min(n, 1))
 
 
 class Knapsack(Constraint):
@@ -144,7 +145,8 @@ class Knapsack(Constraint):
         _largest("capacity", capacity, max_capacity)
         slack = _slack("capacity", capacity, at_least)
         lattice = lattice_of(weights, _marked(capacity, max_capacity, at_least, weights), slack, max_capacity)
-        self._keep(weights=weights, capacity=capacity, at_least=at_least, max_capacity=max_capacity, _lattice=lattice)
+        self._keep(weights=_shown(weights), capacity=_shown(capacity), at_least=_shown(at_least))
+        self._keep(max_capacity=max_capacity, _lattice=lattice)
 
     def check(self, shape: tuple[int, ...]) -> None:
         if self.weights.shape[-1] != shape[-1]:
@@ -158,6 +160,14 @@ class Knapsack(Constraint):
 
     def lattice(self, n: int) -> Lattice:
         return self._lattice
+
+
+def _shown(x: Any) -> Any:
+    """What users see of an array is read-only; kernels would check every array that is."""
+    if isinstance(x, np.ndarray):
+        x = x.view()
+        x.flags.writeable = False
+    return x
 
 
 def check_constraint(constraint: Any) -> None:
@@ -196,7 +206,7 @@ def _largest(name: str, capacity: Any, max_capacity: Any) -> int | None:
     largest = int(capacity.max(initial=0))
     if max_capacity is not None and max_capacity < largest:
         raise ValueError(f"max_capacity is {max_capacity}, and {name} is {largest} somewhere; give the largest {name}")
-    return largest if max_capacity is None else int(max_capacity)
+    return largest
 
 
 def _slack(name: str, capacity: Any, at_least: Any) -> Any:

@@ -7,7 +7,7 @@ starts at (n, capacity), a pick of item i moves it down by ``weights[i]``, and i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class Lattice:
     heaviest: int
 
     def replace(self, **changes: Any) -> Lattice:
-        return replace(self, **changes)
+        return Lattice(**{**self.__dict__, **changes})
 
 
 def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None) -> Lattice:
@@ -46,7 +46,7 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
     total = _total(weights) if isinstance(weights, np.ndarray) else None
     if total is not None and known_capacity and (capacity > total).any():
         cut = np.asarray(np.minimum(capacity, total))
-        slack, capacity = None if slack is None else slack - (capacity - cut), cut
+        slack, capacity = None if slack is None else np.asarray(slack - (capacity - cut)), cut
     limits = [max_capacity] if max_capacity is not None else []
     limits += [int(capacity.max(initial=0))] if known_capacity and max_capacity is None else []
     limits += [int(total.max(initial=0))] if total is not None else []
@@ -57,15 +57,7 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
         )
     reach = min(limits)
     heaviest = min(int(weights.max(initial=0)), reach + 1) if total is not None else reach + 1
-    return Lattice(weights, _frozen(capacity), _frozen(slack), reach, heaviest)
-
-
-def _frozen(x: Any) -> Any:
-    """A NumPy array that is read-only: a number would be none after arithmetic."""
-    if isinstance(x, (np.ndarray, np.integer)):
-        x = np.asarray(x)
-        x.flags.writeable = False
-    return x
+    return Lattice(weights, capacity, slack, reach, heaviest)
 
 
 def _total(weights: np.ndarray) -> np.ndarray:

@@ -55,6 +55,7 @@ class Regularizer(Value):
         check_positive(gamma)
         if isinstance(gamma, np.ndarray):
             gamma = gamma.copy()
+            gamma.flags.writeable = False
         self._keep(gamma=float(gamma) if isinstance(gamma, (int, np.number)) else gamma)
 
     @staticmethod

@@ -22,10 +22,8 @@ class Value:
         cls._parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
     def _keep(self, **attributes: Any) -> None:
-        """Sets attributes, for good; NumPy arrays become read-only."""
+        """Sets attributes, for good."""
         for name, value in attributes.items():
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:

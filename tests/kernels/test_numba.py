@@ -15,7 +15,7 @@ from backends import TOLERANCES
 from instances import CONSTRAINTS, problems
 from knapgrad import reference
 from knapgrad.kernels import numba
-from knapgrad.kernels.numba import bands, threads
+from knapgrad.kernels.numba import bands, launch, paths, sweeps, threads
 from knapgrad.lattice import INFEASIBLE, Lattice, lattice_of
 from knapgrad.regularizers import REGULARIZERS as CLASSES
 from oracles import LONG_IS_LONGER, REGULARIZERS, Limits, feasible, long_table, long_vjp, subsets
@@ -138,15 +138,13 @@ def light_weight(rng: np.random.Generator, weights: np.ndarray, capacity: int) -
 
 def bands_of(batch: Batch, dtype: str, in_lanes: bool) -> np.ndarray:
     """The plan (n + 1, 7) of the one group of a batch: instances in the lanes, or the capacities of a single one."""
-    (size, n), width, least = batch.theta.shape, LANES[dtype], batch.at_least
+    (size, n), width = batch.theta.shape, LANES[dtype]
     assert size <= (width if in_lanes else 1)
-    slack = np.array([2**62]) if least is None else batch.capacity - least
-    constants = [np.array(x) for x in (batch.weights[:1], batch.capacity, slack, UNIT)]
-    for x in constants:
-        x.flags.writeable = False
+    slack = None if batch.at_least is None else batch.capacity - batch.at_least
+    whole = Lattice(batch.weights, batch.capacity, slack, 0, 0)  # no capacity is cut to the total weight
+    group = launch._layout(batch.theta.astype(dtype), whole, UNIT)[0]._replace(stride=width if in_lanes else 1)
     found = np.full((n + 1, 7), -(10**6))
-    flat = bands.Batch(batch.theta.copy(), *constants, width if in_lanes else 1, 0)
-    reach, cells = bands.measure(flat, width, found)
+    reach, cells = bands.measure(group, width, found)
     assert reach == batch.capacity.max() and cells == (found[:n, bands.END] * width).sum()
     return found
 
@@ -324,7 +322,7 @@ def test_a_thousand_items_against_long_double(kind, size, capacity, regularizer)
     for dtype in DTYPES:
         batch = batch_of(kind, size, 1000, dtype, capacity=capacity)
         value, y = numba.operator(batch.theta, *batch.constants(regularizer))
-        for b in (0, size - 1):
+        for b in {0, size - 1}:
             theta, lattice, limits = list(batch.instances())[b]
             expected_value, expected_y = long_table(theta, lattice.weights, limits, regularizer)
             assert_relative(value[b], float(expected_value), TOLERANCES[dtype].value)
@@ -514,7 +512,31 @@ def test_an_unknown_regularizer_is_an_error(name):
 
 def test_an_unknown_direction_is_an_error():
     with pytest.raises(KeyError, match="sideways"):
-        numba.launch.direction_of("sideways")
+        launch.direction_of("sideways")
+
+
+def test_one_kernel_serves_every_constraint():
+    """Else Numba compiles one for each, and keeps it on disk."""
+    kernels = (
+        sweeps.operator_kernel,
+        sweeps.tangent_kernel,
+        paths.sample_kernel,
+        paths.log_prob_kernel,
+        paths.mode_kernel,
+    )
+
+    def compiled(kind: str, own: bool) -> list[Any]:
+        batch = batch_of(kind, 3, 4, "float64", own=own)
+        for array in (batch.theta, batch.weights, batch.capacity):
+            array.flags.writeable = not own
+        for call in OPERATIONS.values():
+            call(batch.theta, *batch.constants("gini"))
+        return [set(kernel.signatures) for kernel in kernels]
+
+    first = compiled("knapsack", False)
+    for kind in CONSTRAINTS:
+        for own in (False, True):
+            assert compiled(kind, own) == first, (kind, own)
 
 
 def test_the_reference_knows_every_regularizer():

@@ -11,11 +11,13 @@ import pytest
 
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
-triton_kernels = pytest.importorskip("knapgrad.kernels.triton_kernels", exc_type=ImportError)
+pytest.importorskip("knapgrad.kernels.triton.steps", exc_type=ImportError)
 import jax.numpy as jnp  # noqa: E402
 
 import knapgrad as kg  # noqa: E402
-from knapgrad.kernels import jax_scan, triton_jax, triton_plan  # noqa: E402
+from knapgrad.kernels import jax_scan  # noqa: E402
+from knapgrad.kernels.triton import from_jax, plan  # noqa: E402
+from knapgrad.lattice import Lattice  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted"),
@@ -28,36 +30,47 @@ Z = RNG.normal(size=(2, 3, 5)).astype(np.float32)
 WEIGHTS = np.array([2, 1, 3, 2, 4])
 KEY = jax.random.key(0)
 REGULARIZERS = {"shannon": kg.Shannon(0.7), "gini": kg.Gini(1.5), "tsallis": kg.Tsallis(0.8)}
-CONSTRAINTS = {"knapsack": kg.Knapsack(WEIGHTS, 6), "top-k": kg.TopK(2)}
+CONSTRAINTS = {
+    "knapsack": kg.Knapsack(WEIGHTS, 6),
+    "top-k": kg.TopK(2),
+    "at least": kg.Knapsack(WEIGHTS, np.array([[6, 7, 9]]), at_least=np.array([[4], [0]])),
+}
 
 
 class Launches(list):
-    """The kernels that were launched, with their numbers."""
+    """The kernels that were launched, with their arguments by name."""
 
-    def call(self, kernel: Any, arrays: Any, numbers: Any, outputs: Any, programs: int, **options: Any) -> Any:
+    def call(self, kernel: Any, arguments: list[Any], outputs: list[Any], programs: int, **options: Any) -> Any:
+        places = [place for place, x in enumerate(arguments) if isinstance(x, jax.Array)]
+
         def interpret(*arrays: Any) -> list[np.ndarray]:
-            self.append((kernel.fn.__name__, numbers))
-            tensors = [torch.from_numpy(np.array(x)) for x in arrays]
+            given = list(arguments)
+            for place, x in zip(places, arrays):
+                given[place] = torch.from_numpy(np.array(x))
+            self.append((kernel.fn.__name__, dict(zip(kernel.arg_names, given))))
             results = [torch.full(x.shape, torch.nan, dtype=getattr(torch, x.dtype.name)) for x in outputs]
-            kernel[(programs,)](*tensors, *numbers, *results, **options)
+            kernel[(programs,)](*given, *results, **options)
             return [x.numpy().astype(y.dtype) for x, y in zip(results, narrowed)]
 
-        narrowed = [jax.ShapeDtypeStruct(x.shape, arrays[0].dtype) for x in outputs]
-        return jax.pure_callback(interpret, narrowed, *arrays)
+        narrowed = [jax.ShapeDtypeStruct(x.shape, arguments[0].dtype) for x in outputs]
+        return jax.pure_callback(interpret, narrowed, *[arguments[place] for place in places])
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     seen = Launches()
-    monkeypatch.setattr(triton_jax, "PLATFORM", "cpu")
-    monkeypatch.setattr(triton_jax, "multiprocessors", lambda: 2)
-    monkeypatch.setattr(triton_jax, "call", seen.call)
+    monkeypatch.setattr(from_jax, "PLATFORM", "cpu")
+    monkeypatch.setattr(from_jax, "multiprocessors", lambda: 2)
+    monkeypatch.setattr(from_jax, "call", seen.call)
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)  # each is run once, and compiled for longer than that
     jax.clear_caches()
-    triton_plan.plan.cache_clear()
+    plan.plan.cache_clear()
     yield seen
     monkeypatch.undo()
+    jax.config.update("jax_disable_most_optimizations", before)
     jax.clear_caches()
-    triton_plan.plan.cache_clear()
+    plan.plan.cache_clear()
 
 
 def both_ways(function: Callable[..., Any], *arguments: Any, launches: Launches) -> None:
@@ -65,7 +78,7 @@ def both_ways(function: Callable[..., Any], *arguments: Any, launches: Launches)
     fused = function(*arguments)
     assert launches, "no kernel was launched"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_jax, "multiprocessors", lambda: 0)
+        patch.setattr(from_jax, "multiprocessors", lambda: 0)
         jax.clear_caches()
         plain = function(*arguments)
     for x, y in zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True):
@@ -94,28 +107,31 @@ def operations(theta: Any, constraint: Any, smoothing: Any) -> Any:
         ("shannon", "knapsack", "narrow"),
         ("gini", "knapsack", "wide"),
         ("tsallis", "top-k", "narrow"),
-        ("gini", "top-k", "wide"),
+        ("gini", "at least", "wide"),
     ],
 )
 def test_every_operation_equals_the_scan(regularizer, constraint, rows, launches, monkeypatch):
     if rows == "wide":
-        monkeypatch.setattr(triton_plan, "NARROW", 0)
+        monkeypatch.setattr(plan, "NARROW", 0)
     function = jax.jit(lambda theta: operations(theta, CONSTRAINTS[constraint], REGULARIZERS[regularizer]))
     both_ways(function, jnp.asarray(THETA), launches=launches)
     assert {name for name, _ in launches} >= {"operator_kernel", "sample_kernel"}
 
 
-def test_vmap_becomes_one_launch(launches):
+@pytest.mark.parametrize("at_least", [[0, 0, 0], [2, 5, 0]], ids=["knapsack", "at least"])
+def test_vmap_becomes_one_launch(at_least, launches):
     capacity, gamma = jnp.array([3, 6, 0]), jnp.array([0.5, 1.0, 2.0])
-    weights = jnp.asarray(RNG.integers(1, 5, (2, 5)))
+    weights = jnp.asarray([[1, 4, 2, 1, 3], [3, 2, 2, 4, 1]])
+    least = jnp.array(at_least) if any(at_least) else None
 
-    def one(theta: Any, weights: Any, capacity: Any, gamma: Any) -> Any:
-        limit = kg.Knapsack(weights, capacity, max_capacity=7)
+    def one(theta: Any, weights: Any, capacity: Any, least: Any, gamma: Any) -> Any:
+        limit = kg.Knapsack(weights, capacity, at_least=0 if least is None else least, max_capacity=7)
         return kg.relax(theta, limit, kg.Gini(gamma)), kg.value(theta, limit, kg.Gini(gamma))
 
-    inner = jax.vmap(one, (0, None, 0, 0))
-    both_ways(jax.jit(jax.vmap(inner, (0, 0, None, None))), THETA, weights, capacity, gamma, launches=launches)
-    assert [numbers[1] for _, numbers in launches] == [6, 6], "instances in a launch"
+    inner = jax.vmap(one, (0, None, 0, None if least is None else 0, 0))
+    outer = jax.vmap(inner, (0, 0, None, None, None))
+    both_ways(jax.jit(outer), THETA, weights, capacity, least, gamma, launches=launches)
+    assert [given["batch"] for _, given in launches] == [6, 6], "instances in a launch"
 
 
 def test_vmap_of_samples_keeps_them_in_front(launches):
@@ -153,6 +169,17 @@ def test_a_capacity_that_is_not_valid_gives_nan(launches):
     assert np.isnan(run(jnp.array([6, 7, -1]))["relax"][:, 1:]).all()
 
 
+def test_a_least_weight_that_no_items_have_gives_nan(launches):
+    @jax.jit
+    def run(at_least: Any) -> Any:
+        return operations(jnp.asarray(THETA), kg.Knapsack(2 * WEIGHTS, 7, at_least=at_least), kg.Gini())
+
+    for least in (jnp.array([4, 7, 8]), jnp.array([0, -1, 30])):  # by their sum, above the capacity, not valid
+        both_ways(run, least, launches=launches)
+        y = run(least)["relax"]
+        assert np.isnan(y[:, 1:]).all() and not np.isnan(y[:, 0]).any()
+
+
 def test_weights_below_0_give_nan_and_write_nothing_elsewhere(launches):
     weights = jnp.array([[2, 1, 3, 2, 4], [-1, 2, -9, 1, 1], [1, 1, 1, 1, 1]])
     run = jax.jit(lambda w: kg.relax(jnp.asarray(THETA), kg.Knapsack(w, 6), kg.Gini()))
@@ -170,6 +197,20 @@ def test_one_item_and_no_items(launches):
 
 
 def test_rows_too_long_for_one_program_are_left_to_the_scan(launches):
-    choice = jax_scan.Choice("gini", False, triton_plan.LARGEST_ROW, 1)
-    assert triton_jax.find("operator", choice, jnp.zeros((2, 3))) is None
-    assert triton_jax.find("operator", choice._replace(reach=100), jnp.zeros((2, 3))) is not None
+    lattice = Lattice(np.ones(3, np.int32), np.int32(2), None, reach=plan.LARGEST_ROW, heaviest=1)
+    assert from_jax.find("operator", "gini", jnp.zeros((2, 3)), lattice) is None
+    assert from_jax.find("operator", "gini", jnp.zeros((2, 3)), lattice.replace(reach=100)) is not None
+
+
+def test_an_unknown_regularizer_is_an_error(launches):
+    """In the kernels, and in the scan."""
+    theta, gamma = jnp.zeros(3), jnp.ones(())
+    lattice = CONSTRAINTS["top-k"].lattice(3)
+    with pytest.raises(KeyError, match="softmax"):
+        from_jax.find("operator", "softmax", theta, lattice)(theta, lattice, gamma, ())
+    for name in ("value", "operator", "entropy", "solve"):
+        with pytest.raises(KeyError, match="softmax"):
+            getattr(jax_scan, name)(theta, lattice, gamma, "softmax")
+    for name in ("vjp", "sample", "log_prob"):
+        with pytest.raises(KeyError, match="softmax"):
+            getattr(jax_scan, name)(theta, lattice, gamma, "softmax", theta if name == "vjp" else theta[None])

@@ -57,14 +57,17 @@ def detached(x: Tensor) -> Tensor:
 
 
 def numbers(x: Tensor) -> np.ndarray:
-    if not private.has_values(x):
+    plain = private.with_values(x)
+    if plain is None:
         raise TypeError("it is batched by torch.func.vmap; give it a batch dimension instead")
-    x = x.detach().cpu()
-    return (x.double() if x.is_floating_point() else x).numpy()  # NumPy does not know bfloat16
+    # Nothing that can be left out: under a transform of torch.func every call wraps its result.
+    plain = plain.detach() if plain.requires_grad else plain
+    plain = plain if plain.is_cpu else plain.cpu()
+    return (plain.double() if plain.dtype is torch.bfloat16 else plain).numpy()  # NumPy does not know the type
 
 
 def known(x: Tensor) -> np.ndarray | None:
-    if x.is_cuda or x.is_meta or torch.compiler.is_compiling() or not private.has_values(x):
+    if x.is_cuda or x.is_meta or torch.compiler.is_compiling() or private.with_values(x) is None:
         return None
     return numbers(x)
 

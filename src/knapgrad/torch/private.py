@@ -24,6 +24,7 @@ FOUND: dict[str, Any] = {
     "transforms": _find("_are_functorch_transforms_active"),
     "is_batched": _find("_functorch", "is_batchedtensor"),
     "is_wrapped": _find("_functorch", "is_functorch_wrapped_tensor"),
+    "unwrap": _find("_functorch", "get_unwrapped"),
     "below_autograd": _find("_AutoDispatchBelowAutograd"),
     "modes": _find("_len_torch_dispatch_stack"),
     "keys": _find("_dispatch_keys"),
@@ -39,20 +40,21 @@ def is_transforming() -> bool:
     return FOUND["transforms"] is None or FOUND["transforms"]()
 
 
-def has_values(x: Tensor) -> bool:
-    """Whether x is not batched by torch.func.vmap, so that its values can be looked at."""
-    if FOUND["is_batched"] is not None:
-        return not FOUND["is_batched"](x)
-    try:
-        bool(x.reshape(-1)[:1].sum() == 0)
-    except RuntimeError:
-        return False
-    return True
-
-
 def is_wrapped(x: Tensor) -> bool:
-    """Whether x belongs to a transform of torch.func, and must not outlive it."""
-    return FOUND["is_wrapped"](x) if FOUND["is_wrapped"] is not None else is_transforming()
+    """Whether x belongs to a transform of torch.func, and must not outlive it. Stand-in: whether one may be active."""
+    return is_transforming() if FOUND["is_wrapped"] is None else FOUND["is_wrapped"](x)
+
+
+def with_values(x: Tensor) -> Tensor | None:
+    """x without the wrappers of torch.func's transforms; None if it is batched by vmap, and has no values of its own.
+    Stand-in: none while a transform may be active."""
+    if any(FOUND[name] is None for name in ("is_batched", "is_wrapped", "unwrap")):
+        return None if is_transforming() else x
+    while FOUND["is_wrapped"](x):
+        if FOUND["is_batched"](x):
+            return None
+        x = FOUND["unwrap"](x)
+    return x
 
 
 def below_autograd() -> AbstractContextManager[Any]:

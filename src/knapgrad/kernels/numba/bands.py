@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from knapgrad.kernels.numba.variants import function, kernel
+from knapgrad.kernels.numba.variants import function, inline, kernel
 from knapgrad.kernels.numba.vector import lanes, load, total, zeros
 from knapgrad.lattice import FEASIBLE, INFEASIBLE
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    bands: Any  # (n + 1, 7), int64: a row per item, and one for the group
+    bands: Any  # (n + 1, COLUMNS), int64: a row per item, and one for the group
     states: Any  # the capacities left along paths, int64
     wide: Any  # float64: a row of V, then theta
     narrow: Any  # theta's type: rows and tables
@@ -46,8 +46,10 @@ class Scratch(NamedTuple):
 
 
 # Columns of bands. COUNT, NEXT and END count vectors from START on: the lower part is up to COUNT, the upper from NEXT
-# to END. The row of the group has flat as its KNEE and the largest capacity as its TOP.
-START, KNEE, TOP, COUNT, NEXT, END, OFFSET = range(7)
+# to END. FILL and FROM say where the constant part of the row before is needed: up to FILL, and from FROM to flat, if
+# they are not negative. The row of the group has flat as its KNEE and the largest capacity as its TOP.
+START, KNEE, TOP, COUNT, NEXT, END, OFFSET, FILL, FROM = range(9)
+COLUMNS = 9
 
 
 @function
@@ -62,26 +64,34 @@ def plan(weights, lowest, highest, flat, slack, stride, width, bands):
     for i in range(n - 1, -1, -1):
         bands[i, START] = max(low, weights[i])
         low = max(low - min(weights[i], highest + 1), 0)
-    prefix = offset = 0
-    apart = True
-    unit = 1 if stride > 1 else width  # cells per vector
+    prefix = offset = below = 0
+    sharp, apart = flat < highest, True
+    unit, margin = (1, 0) if stride > 1 else (width, 2)  # cells per vector; vectors that may be overhung
     for i in range(n):
         prefix = min(prefix + min(weights[i], highest + 1), highest)
         start, knee, top = bands[i, START], min(prefix, flat), min(prefix + max(slack, 0), highest)
         count, end = (max(knee - start, -1) + unit) // unit, (max(top - start, -1) + unit) // unit
-        skipped = max(flat + 1 - start, 0) // unit
-        apart = apart and knee < flat and (top <= flat or skipped > count)
+        upper = max(flat + 1 - start, 0) // unit
+        apart = apart and knee < flat and (not sharp or upper > count + margin)
+        fill, begin = knee, -1
         if not apart:
-            knee, count, skipped = flat, end, end
+            knee, count, upper = flat, end, end
+            if sharp:
+                fill, begin = -1, below + 1 if below < flat else -1
         elif top <= flat:
-            skipped = end = count
-        bands[i, KNEE], bands[i, TOP], bands[i, COUNT], bands[i, NEXT], bands[i, END] = knee, top, count, skipped, end
-        bands[i, OFFSET] = offset
+            upper = end = count
+        elif weights[i] > 0:
+            begin = max(knee, flat - weights[i]) + 1
+        if i == 0:  # the first row is there
+            fill, begin = -1, -1
+        bands[i, KNEE], bands[i, TOP], bands[i, COUNT], bands[i, NEXT], bands[i, END] = knee, top, count, upper, end
+        bands[i, OFFSET], bands[i, FILL], bands[i, FROM] = offset, fill, begin
         offset += end * width
+        below = knee
     return offset
 
 
-@function
+@inline
 def members_of(batch, group, width):
     """The first instance of a group and the number of instances in it."""
     if batch.stride == 1:
@@ -89,17 +99,17 @@ def members_of(batch, group, width):
     return group * width, min(width, batch.theta.shape[0] - group * width)
 
 
-@function
+@inline
 def own(array, instance):
     """The row of an instance in an array that may hold one row for all."""
     return array[instance] if array.shape[0] > 1 else array[0]
 
 
-@function
+@inline
 def slack_of(batch, instance, highest):
     """In a group whose largest capacity is ``highest``: states above an instance's own capacity do not matter to it, so
     one that may leave all of it unused goes with the others. (Top 0 goes with top-k.)"""
-    slack = own(batch.slack, instance)
+    slack = max(own(batch.slack, instance), -1)
     return slack if slack < own(batch.capacity, instance) or slack == 0 else highest
 
 
@@ -130,21 +140,21 @@ def measure(batch, width, bands):
     return reach, cells
 
 
-@function
+@inline
 def is_sharp(bands):
     """Whether some instance of the group must use some of its capacity."""
     group = bands.shape[0] - 1
     return bands[group, KNEE] < bands[group, TOP]
 
 
-@function
+@inline
 def settled(c, bands, i):
     """The state of row i that stands for c. (Only infeasible paths come above the top.)"""
     c = min(c, bands[i, TOP])
     return min(c, bands[i, KNEE]) if c <= bands[bands.shape[0] - 1, KNEE] else c
 
 
-@function
+@inline
 def goal_of(batch, scratch, instance):
     """The state at which an instance starts its way back."""
     n = batch.theta.shape[1]
@@ -159,7 +169,7 @@ def start_row(batch, bands, first, members, row, never):
         highest, stride = bands[bands.shape[0] - 1, TOP], batch.stride
         for lane in range(stride):
             slack = slack_of(batch, first + min(lane, members - 1), highest)
-            row[(max(slack, -1) + 1) * stride + lane :: stride] = never
+            row[(slack + 1) * stride + lane :: stride] = never
 
 
 @function
@@ -193,7 +203,7 @@ def unpack(packed, first, members, stride, width, array):
                 array[first + lane, i] = packed[i * width + lane]
 
 
-@function
+@inline
 def row_length(batch, width):
     """With room for the vector that may overhang the last cell, and the one that extends it."""
     return (batch.reach + 1) * batch.stride + 2 * width
@@ -212,7 +222,7 @@ def prepare(batch, scratch, group):
     return first, members, own(batch.weights, first), theta, scratch.wide[:row], Q
 
 
-@function
+@inline
 def final(batch, scratch, V, instance, lane):
     """[V] at the goal; -inf for an infeasible instance."""
     value = V[goal_of(batch, scratch, instance) * batch.stride + lane]

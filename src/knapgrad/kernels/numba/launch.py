@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from knapgrad.kernels.numba import threads, vector
-from knapgrad.kernels.numba.bands import Batch, Scratch, measure, row_length
+from knapgrad.kernels.numba.bands import COLUMNS, Batch, Scratch, measure, row_length
 from knapgrad.kernels.numba.paths import log_prob_kernel, mode_kernel, sample_kernel
 from knapgrad.kernels.numba.sweeps import operator_kernel, tangent_kernel
 from knapgrad.kernels.numba.variants import direction_of, regularizer_of
@@ -20,7 +20,6 @@ _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads are worth waking
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
-_ALL.flags.writeable = False  # as any other slack is: kernels are compiled for the type, once
 
 
 def _layout(theta, lattice, gamma):
@@ -29,12 +28,12 @@ def _layout(theta, lattice, gamma):
     size, weights = prod(shape), lattice.weights
     if weights.size != n:
         weights = np.broadcast_to(weights, theta.shape)
-    theta, weights = _ready(theta, size, n), _constant(weights, -(-weights.size // max(n, 1)), n)
+    theta, weights = _ready(theta, size, n), _ready(weights, -(-weights.size // max(n, 1)), n)
     capacity = _per_instance(lattice.capacity, shape)
     slack = _ALL if lattice.slack is None else _per_instance(lattice.slack, shape)
     gamma = _per_instance(gamma.astype(np.float64, copy=False), shape)
     width = vector.BYTES // theta.itemsize
-    bands = np.empty((n + 1, 7), np.int64)
+    bands = np.empty((n + 1, COLUMNS), np.int64)
     shared = weights.shape[0] == 1 and size > width // 4
     for stride in (width, 1) if shared else (1,):
         reach, cells = measure(Batch(theta, weights, capacity, slack, gamma, stride, 0), width, bands)
@@ -51,16 +50,9 @@ def _ready(array, *shape):
     return array.reshape(shape)
 
 
-def _constant(array, *shape):
-    """The same for what all calls may share: read-only."""
-    array = np.ascontiguousarray(array).reshape(shape)
-    array.flags.writeable = False
-    return array
-
-
 def _per_instance(array, shape):
     """One number for all instances, or one for each."""
-    return _constant(array if array.size == 1 else np.broadcast_to(array, shape), -1)
+    return _ready(array if array.size == 1 else np.broadcast_to(array, shape), -1)
 
 
 def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, tables=0, table=None):
@@ -76,7 +68,9 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
             states, wide, narrow, own_table = threads.scratch(theta.dtype, sizes)
         except MemoryError as error:
             raise _too_large(batch, error) from None
-        scratch = Scratch(np.empty((n + 1, 7), np.int64), states, wide, narrow, own_table if table is None else table)
+        scratch = Scratch(
+            np.empty((n + 1, COLUMNS), np.int64), states, wide, narrow, own_table if table is None else table
+        )
         kernel(*variants, batch, scratch, begin, end, *arguments)
 
     threads.run(work, groups, weight * groups * cells / width * _NANOSECONDS_PER_VECTOR)

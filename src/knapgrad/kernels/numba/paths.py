@@ -7,15 +7,15 @@ from knapgrad.kernels.numba.bands import (
     KNEE,
     OFFSET,
     START,
-    TOP,
     final,
     goal_of,
+    is_sharp,
     prepare,
     row_length,
     settled,
     unpack,
 )  # fmt: skip
-from knapgrad.kernels.numba.sweeps import collect_row, extend, fill, fold, part
+from knapgrad.kernels.numba.sweeps import collect_row, extend, fill, fold, parts
 from knapgrad.kernels.numba.variants import dprob, function, inline, kernel
 from knapgrad.kernels.numba.vector import broadcast, first_lane, item, lanes, load, set_item, store, where, zeros
 
@@ -33,6 +33,14 @@ def spread_nan(first, members, width, theta, y):
                     y[s, first + lane] = np.nan
 
 
+@function
+def settle(states, first, count, bands, i):
+    """Some states, in row i."""
+    if i >= 0:
+        for p in range(first, first + count):
+            states[p] = settled(states[p], bands, i)
+
+
 @kernel
 def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, value, y):
     """[sample]: the paths of a group step through the items together."""
@@ -44,18 +52,20 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
             fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
                 value[first + lane] = final(batch, scratch, V, first + lane, lane)
-        for s in range(y.shape[0]):
-            for lane in range(members):
-                states[s * members + lane] = goal_of(batch, scratch, first + lane)
+        for lane in range(members):
+            goal = goal_of(batch, scratch, first + lane)
+            for s in range(y.shape[0]):
+                states[s * members + lane] = goal
         # A step waits for the one before on its path, so paths take turns: those of all lanes, or of 8 samples.
         together, next_lane, next_random = (8, 0, size * n) if members == 1 else (1, 1, n)
-        flat = bands[n, KNEE]
+        sharp = is_sharp(bands)
+        has_gap = sharp and bands[n, KNEE] > 0
         for block in range(n, 0, -16):  # of items: a cache line of random numbers is used up before the next
             for s in range(0, y.shape[0], together):
                 turns = min(together, y.shape[0] - s) * members
                 for i in range(block - 1, max(block - 16, 0) - 1, -1):
                     weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
-                    knee, top = (bands[i - 1, KNEE], bands[i - 1, TOP]) if i > 0 else (0, 0)
+                    ceiling = batch.reach if sharp else (bands[i - 1, KNEE] if i > 0 else 0)
                     random = (s * size + first) * n + i
                     for turn in range(turns):
                         c = item(states, s * members + turn)
@@ -67,8 +77,9 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
                             set_item(flat_y, at, picked + 0.0 * q)  # NaN stays NaN
                         else:
                             set_item(flat_y, at, 0.0)
-                        c = min(c - weight * picked, top)
-                        set_item(states, s * members + turn, min(c, knee) if c <= flat else c)  # settled
+                        set_item(states, s * members + turn, min(c - weight * picked, ceiling))
+                    if has_gap:
+                        settle(states, s * members, turns, bands, i - 1)
         spread_nan(first, members, lanes(scratch.narrow), theta, y)
 
 
@@ -88,9 +99,10 @@ def log_prob_kernel(
             fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
                 value[first + lane] = final(batch, scratch, V, first + lane, lane)
-        for s in range(y.shape[0]):
-            for lane in range(members):
-                states[s * members + lane] = goal_of(batch, scratch, first + lane)
+        for lane in range(members):
+            goal = goal_of(batch, scratch, first + lane)
+            for s in range(y.shape[0]):
+                states[s * members + lane] = goal
         A[:] = 0.0
         for i in range(n - 1, -1, -1):
             if backwards:
@@ -115,7 +127,7 @@ def log_prob_kernel(
                         c -= weights[i] if picked else 0
                     states[state] = settled(c, bands, i - 1) if i > 0 else 0
             if backwards:
-                fold(i, stride, bands, weights, A, like, width)
+                fold(i, stride, bands, A, like, width)
         if backwards:
             unpack(sums, first, members, stride, width, gradient)
 
@@ -123,6 +135,16 @@ def log_prob_kernel(
 @inline
 def _log_chance(q):
     return where(q > 0.0, vector.log(where(q > 0.0, q, 1.0)), -1e30)
+
+
+@inline
+def harden_part(M, Q, start, shift, table, begin, end, like, width):
+    for j in range(end - width, begin - 1, -width):
+        q = load(Q, table + j, like)
+        pick = load(M, start + j - shift, like) + _log_chance(q)
+        skip = load(M, start + j, like) + _log_chance(1.0 - q)
+        store(M, start + j, where(pick > skip, pick, skip))
+        store(Q, table + j, where(pick > skip, like + 1.0, where(q > -1.0, like, q)))  # NaN stays NaN
 
 
 @kernel
@@ -137,15 +159,10 @@ def mode_kernel(regularizer, batch, scratch, begin, end, value, y):
         M[:] = 0.0
         for i in range(n):
             shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
-            extend(i, stride, bands, weights, M, like, width)
-            for upper in (True, False):
-                first_j, end_j = part(bands, i, upper, width)
-                for j in range(end_j - width, first_j - 1, -width):
-                    q = load(Q, table + j, like)
-                    pick = load(M, start + j - shift, like) + _log_chance(q)
-                    skip = load(M, start + j, like) + _log_chance(1.0 - q)
-                    store(M, start + j, where(pick > skip, pick, skip))
-                    store(Q, table + j, where(pick > skip, like + 1.0, where(q > -1.0, like, q)))  # NaN stays NaN
+            extend(i, stride, bands, M, like, width)
+            lower, upper, top = parts(bands, i, width)
+            harden_part(M, Q, start, shift, table, upper, top, like, width)
+            harden_part(M, Q, start, shift, table, 0, lower, like, width)
         for lane in range(members):
             value[first + lane] = final(batch, scratch, V, first + lane, lane)
             c = goal_of(batch, scratch, first + lane)

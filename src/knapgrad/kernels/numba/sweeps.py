@@ -20,6 +20,8 @@ from knapgrad.kernels.numba import vector
 from knapgrad.kernels.numba.bands import (
     COUNT,
     END,
+    FILL,
+    FROM,
     KNEE,
     NEXT,
     OFFSET,
@@ -27,7 +29,6 @@ from knapgrad.kernels.numba.bands import (
     TOP,
     final,
     goal_of,
-    is_sharp,
     pack,
     prepare,
     row_length,
@@ -42,62 +43,142 @@ LOG2, LOG2_INVERSE = log(2), 1 / log(2)
 
 
 @inline
-def extend(i, stride, bands, weights, row, like, width):
-    """Before item i: writes out the constant part of the row before, as far as the item reads it."""
-    below, knee, flat = bands[i - 1, KNEE] if i > 0 else 0, bands[i, KNEE], bands[weights.shape[0], KNEE]
-    if below >= flat:
-        return
-    constant = load(row, below * stride, like) if stride > 1 else broadcast(row[below], like)
-    if not is_sharp(bands):  # nothing is above: the last vector may overhang
-        if below < knee:
-            for p in range((below + 1) * stride, (knee + 1) * stride + width, width):
-                store(row, p, constant)
-        return
-    value = row[below * stride]
-    for begin, end in ((below + 1, knee), (max(knee, flat - weights[i]) + 1, flat)):
-        if stride > 1:
-            for c in range(begin, end + 1):
-                store(row, c * stride, constant)
-        else:
-            for c in range(begin, end + 1):
-                row[c] = value
+def constant_of(row, below, stride, like):
+    """What stands at the knee, in every lane."""
+    return load(row, below * stride, like) if stride > 1 else broadcast(row[below], like)
 
 
 @inline
-def fold(i, stride, bands, weights, row, like, width):
-    """After item i, backwards: the adjoint of extend."""
-    below, knee, flat = bands[i - 1, KNEE] if i > 0 else 0, bands[i, KNEE], bands[weights.shape[0], KNEE]
-    if below >= flat:
-        return
-    gathered = like
-    if not is_sharp(bands):
-        if below == knee:
-            return
-        for p in range((below + 1) * stride, (knee + 1) * stride, width):
+def extend(i, stride, bands, row, like, width):
+    """Before item i: writes out the constant part of the row before, as far as the item reads it. Vectors may overhang
+    where that part goes on."""
+    below, fill = bands[i - 1, KNEE] if i > 0 else 0, bands[i, FILL]
+    if below < fill:
+        constant = constant_of(row, below, stride, like)
+        for p in range((below + 1) * stride, (fill + 1) * stride + width, width):
+            store(row, p, constant)
+    if bands[i, FROM] >= 0:
+        begin, end = bands[i, FROM] * stride - width, (bands[bands.shape[0] - 1, KNEE] + 1) * stride - width
+        constant = constant_of(row, below, stride, like)
+        for p in range(end, begin, -width):
+            store(row, max(p, (below + 1) * stride), constant)
+
+
+@inline
+def fold(i, stride, bands, row, like, width):
+    """After item i, backwards: the adjoint of extend, gathers at the knee what arrived above."""
+    below, fill = bands[i - 1, KNEE] if i > 0 else 0, bands[i, FILL]
+    if below < fill:
+        gathered = like
+        for p in range((below + 1) * stride, (fill + 1) * stride, width):
             gathered = gathered + load(row, p, like)
             store(row, p, like)
-    else:
-        for begin, end in ((below + 1, knee), (max(knee, flat - weights[i]) + 1, flat)):
-            if stride > 1:
-                for c in range(begin, end + 1):
-                    gathered = gathered + load(row, c * stride, like)
-                    store(row, c * stride, like)
-            else:
-                for c in range(begin, end + 1):
-                    row[below] += row[c]
-                    row[c] = 0.0
+        add_to_knee(row, below, stride, gathered, like)
+    if bands[i, FROM] >= 0:
+        begin, end = bands[i, FROM] * stride - width, (bands[bands.shape[0] - 1, KNEE] + 1) * stride - width
+        gathered = like
+        for p in range(end, begin, -width):
+            at = max(p, (below + 1) * stride)
+            gathered = gathered + load(row, at, like)
+            store(row, at, like)
+        add_to_knee(row, below, stride, gathered, like)
+
+
+@inline
+def add_to_knee(row, below, stride, gathered, like):
     if stride > 1:
         store(row, below * stride, load(row, below * stride, like) + gathered)
     else:
         row[below] += total(gathered)
 
 
+# One item, from position ``begin`` to ``end`` of its band: the lower part, or the upper one, which is mostly empty.
+
+
 @inline
-def part(bands, i, upper, width):
-    """The first and the last but one position, from START on, of the lower or the upper part of a band."""
-    if upper:
-        return bands[i, NEXT] * width, bands[i, END] * width
-    return 0, bands[i, COUNT] * width
+def fill_part(regularizer, V, Q, start, shift, table, begin, end, theta_i, like, width):
+    for j in range(end - width, begin - 1, -width):
+        skip = load(V, start + j, like)
+        pick = load(V, start + j - shift, like) + theta_i
+        advantage = pick - skip
+        delta = cast(advantage, like)
+        store(V, start + j, where(advantage > 0.0, pick, skip) + cast(smoothed(regularizer, delta), skip))  # [V]
+        store(Q, table + j, prob(regularizer, delta))  # [Q]
+
+
+@inline
+def sum_part(M, X, Q, start, shift, table, begin, end, factor_i, power_i, like, width):
+    for j in range(end - width, begin - 1, -width):
+        skip, skip_power = load(M, start + j, like), load(X, start + j, like)
+        pick, pick_power = load(M, start + j - shift, like) * factor_i, load(X, start + j - shift, like) + power_i
+        ahead = pick_power - skip_power
+        scale = vector.exp2(-vector.abs(ahead))
+        pick = where(ahead > 0.0, pick, pick * scale)
+        both = pick + where(ahead > 0.0, skip * scale, skip)
+        store(M, start + j, both)  # [V]
+        store(X, start + j, where(ahead > 0.0, pick_power, skip_power))
+        store(Q, table + j, pick / both)  # [Q]
+
+
+@inline
+def follow_part(regularizer, direction, T, Q, R, start, shift, table, begin, end, z_i, like, width):
+    for j in range(end - width, begin - 1, -width):
+        q = load(Q, table + j, like)
+        T_c = load(T, start + j, like)
+        change = load(T, start + j - shift, like) - T_c
+        added, slope = source(direction, q, z_i)
+        store(T, start + j, T_c + (q * change + added))  # [V']
+        store(R, table + j, dprob(regularizer, q) * (change + slope))  # [Q']
+
+
+@inline
+def collect_part(E, P, Q, start, shift, table, begin, end, together, y_i, like, width):
+    for j in range(begin, end, width):
+        E_c = load(E, start + j, like)
+        picked = E_c * load(Q, table + j, like)
+        store(E, start + j, E_c - picked)
+        if together:
+            store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+        else:
+            store(P, j, picked)
+        y_i = y_i + picked
+    return y_i
+
+
+@inline
+def collect_tangent_part(E, D, P, S, Q, R, start, shift, table, begin, end, together, sum_i, like, width):
+    for j in range(begin, end, width):
+        q = load(Q, table + j, like)
+        E_c = load(E, start + j, like)
+        D_c = load(D, start + j, like)
+        picked = E_c * q
+        change = D_c * q + E_c * load(R, table + j, like)
+        store(E, start + j, E_c - picked)
+        store(D, start + j, D_c - change)
+        if together:
+            store(E, start + j - shift, load(E, start + j - shift, like) + picked)
+            store(D, start + j - shift, load(D, start + j - shift, like) + change)
+        else:
+            store(P, j, picked)
+            store(S, j, change)
+        sum_i = sum_i + change
+    return sum_i
+
+
+@inline
+def arrive_part(E, P, start, begin, end, like, width):
+    """Adds what was picked, in a pass of its own."""
+    for j in range(begin, end, width):
+        store(E, start + j, load(E, start + j, like) + load(P, j, like))
+
+
+@inline
+def parts(bands, i, width):
+    """The end of the lower part of a band, and the begin and the end of the upper one."""
+    return bands[i, COUNT] * width, bands[i, NEXT] * width, bands[i, END] * width
+
+
+# The sweeps.
 
 
 @function
@@ -106,18 +187,12 @@ def fill_values(regularizer, batch, bands, weights, theta, V, Q):
     like, width, stride = zeros(Q), lanes(Q), batch.stride
     for i in range(weights.shape[0]):
         shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
-        extend(i, stride, bands, weights, V, like, width)
+        extend(i, stride, bands, V, like, width)
         theta_i = load(theta, i * width, like)
-        for upper in (True, False):
-            begin, end = part(bands, i, upper, width)
-            for j in range(end - width, begin - 1, -width):
-                skip = load(V, start + j, like)
-                pick = load(V, start + j - shift, like) + theta_i
-                advantage = pick - skip
-                delta = cast(advantage, like)
-                larger = where(advantage > 0.0, pick, skip)
-                store(V, start + j, larger + cast(smoothed(regularizer, delta), skip))  # [V]
-                store(Q, table + j, prob(regularizer, delta))  # [Q]
+        lower, begin, end = parts(bands, i, width)
+        if begin < end:
+            fill_part(regularizer, V, Q, start, shift, table, begin, end, theta_i, like, width)
+        fill_part(regularizer, V, Q, start, shift, table, 0, lower, theta_i, like, width)
 
 
 @function
@@ -127,26 +202,17 @@ def fill_sums(batch, bands, weights, theta, M, X, Q):
     never = never_of(Q)
     for i in range(weights.shape[0]):
         shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
-        extend(i, stride, bands, weights, M, like, width)
-        extend(i, stride, bands, weights, X, like, width)
+        extend(i, stride, bands, M, like, width)
+        extend(i, stride, bands, X, like, width)
         theta_i = load(theta, i * width, like)
         out = theta_i < FEASIBLE
         power = where(out, never, vector.rint(theta_i * LOG2_INVERSE))
         rest = where(out, 0.0, theta_i - power * vector.LOG2_HIGH - power * vector.LOG2_LOW)
         factor_i, power_i = cast(vector.exp(rest), like), cast(power, like)
-        for upper in (True, False):
-            begin, end = part(bands, i, upper, width)
-            for j in range(end - width, begin - 1, -width):
-                skip, skip_power = load(M, start + j, like), load(X, start + j, like)
-                pick = load(M, start + j - shift, like) * factor_i
-                pick_power = load(X, start + j - shift, like) + power_i
-                ahead = pick_power - skip_power
-                scale = vector.exp2(-vector.abs(ahead))
-                pick = where(ahead > 0.0, pick, pick * scale)
-                both = pick + where(ahead > 0.0, skip * scale, skip)
-                store(M, start + j, both)  # [V]
-                store(X, start + j, where(ahead > 0.0, pick_power, skip_power))
-                store(Q, table + j, pick / both)  # [Q]
+        lower, begin, end = parts(bands, i, width)
+        if begin < end:
+            sum_part(M, X, Q, start, shift, table, begin, end, factor_i, power_i, like, width)
+        sum_part(M, X, Q, start, shift, table, 0, lower, factor_i, power_i, like, width)
         if i % 16 == 15:  # M has grown by less than 3^16
             for p in range(0, (bands[i, TOP] + 1) * stride + width, width):
                 m = load(M, p, like)
@@ -209,20 +275,13 @@ def collect_row(i, batch, bands, weights, E, P, Q, like, width):
     stride = batch.stride
     shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
     together = at_once(stride, shift, width)
-    y_i = like
-    for upper in (False, True):
-        begin, end = part(bands, i, upper, width)
-        for j in range(begin, end, width):
-            E_c = load(E, start + j, like)
-            picked = E_c * load(Q, table + j, like)
-            store(E, start + j, E_c - picked)
-            if together:
-                store(E, start + j - shift, load(E, start + j - shift, like) + picked)
-            else:
-                store(P, j, picked)
-            y_i = y_i + picked
+    lower, begin, end = parts(bands, i, width)
+    y_i = collect_part(E, P, Q, start, shift, table, 0, lower, together, like, like, width)
+    if begin < end:
+        y_i = collect_part(E, P, Q, start, shift, table, begin, end, together, y_i, like, width)
     if not together:
-        arrive(E, P, i, bands, start - shift, width, like)
+        arrive_part(E, P, start - shift, 0, lower, like, width)
+        arrive_part(E, P, start - shift, begin, end, like, width)
     return y_i
 
 
@@ -230,15 +289,6 @@ def collect_row(i, batch, bands, weights, E, P, Q, like, width):
 def at_once(stride, shift, width):
     """Whether picks are added in the same pass: a load across two vectors just stored would wait for both."""
     return stride > 1 or shift > 4 * width
-
-
-@inline
-def arrive(E, P, i, bands, start, width, like):
-    """Adds what was picked, in a pass of its own."""
-    for upper in (False, True):
-        begin, end = part(bands, i, upper, width)
-        for j in range(begin, end, width):
-            store(E, start + j, load(E, start + j, like) + load(P, j, like))
 
 
 @function
@@ -254,7 +304,7 @@ def collect(batch, bands, weights, E, P, Q, y):
     like, width = zeros(Q), lanes(Q)
     for i in range(weights.shape[0] - 1, -1, -1):
         store(y, i * width, collect_row(i, batch, bands, weights, E, P, Q, like, width))
-        fold(i, batch.stride, bands, weights, E, like, width)
+        fold(i, batch.stride, bands, E, like, width)
 
 
 @function
@@ -264,17 +314,12 @@ def follow(regularizer, direction, batch, bands, weights, z, T, Q, R):
     T[:] = 0.0
     for i in range(weights.shape[0]):
         shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
-        extend(i, stride, bands, weights, T, like, width)
+        extend(i, stride, bands, T, like, width)
         z_i = load(z, i * width, like)
-        for upper in (True, False):
-            begin, end = part(bands, i, upper, width)
-            for j in range(end - width, begin - 1, -width):
-                q = load(Q, table + j, like)
-                T_c = load(T, start + j, like)
-                change = load(T, start + j - shift, like) - T_c
-                added, slope = source(direction, q, z_i)
-                store(T, start + j, T_c + (q * change + added))  # [V']
-                store(R, table + j, dprob(regularizer, q) * (change + slope))  # [Q']
+        lower, begin, end = parts(bands, i, width)
+        if begin < end:
+            follow_part(regularizer, direction, T, Q, R, start, shift, table, begin, end, z_i, like, width)
+        follow_part(regularizer, direction, T, Q, R, start, shift, table, 0, lower, z_i, like, width)
 
 
 @function
@@ -284,30 +329,19 @@ def collect_tangents(batch, bands, weights, E, D, P, S, Q, R, product):
     for i in range(weights.shape[0] - 1, -1, -1):
         shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
         together = at_once(stride, shift, width)
-        sum_i = like
-        for upper in (False, True):
-            begin, end = part(bands, i, upper, width)
-            for j in range(begin, end, width):
-                q = load(Q, table + j, like)
-                E_c = load(E, start + j, like)
-                D_c = load(D, start + j, like)
-                picked = E_c * q
-                change = D_c * q + E_c * load(R, table + j, like)
-                store(E, start + j, E_c - picked)
-                store(D, start + j, D_c - change)
-                if together:
-                    store(E, start + j - shift, load(E, start + j - shift, like) + picked)
-                    store(D, start + j - shift, load(D, start + j - shift, like) + change)
-                else:
-                    store(P, j, picked)
-                    store(S, j, change)
-                sum_i = sum_i + change
+        lower, begin, end = parts(bands, i, width)
+        sum_i = collect_tangent_part(E, D, P, S, Q, R, start, shift, table, 0, lower, together, like, like, width)
+        if begin < end:
+            sum_i = collect_tangent_part(
+                E, D, P, S, Q, R, start, shift, table, begin, end, together, sum_i, like, width
+            )
         if not together:
-            arrive(E, P, i, bands, start - shift, width, like)
-            arrive(D, S, i, bands, start - shift, width, like)
+            for row, picked in ((E, P), (D, S)):
+                arrive_part(row, picked, start - shift, 0, lower, like, width)
+                arrive_part(row, picked, start - shift, begin, end, like, width)
         store(product, i * width, sum_i)
-        fold(i, stride, bands, weights, E, like, width)
-        fold(i, stride, bands, weights, D, like, width)
+        fold(i, stride, bands, E, like, width)
+        fold(i, stride, bands, D, like, width)
 
 
 # The kernels: all groups from ``begin`` to ``end``.

@@ -9,10 +9,9 @@ Arguments: theta (*batch, n), a lattice of tensors that broadcast to it, gamma t
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,8 +21,7 @@ from knapgrad.kernels.triton import choices, instances, paths, plan, shared
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, Lattice
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A flat batch; what all instances share has one row."""
 
     theta: Tensor  # (batch, n)
@@ -55,7 +53,7 @@ class Batch:
         lattice = lattice.replace(
             weights=some(lattice.weights), capacity=some(lattice.capacity), slack=some(lattice.slack)
         )
-        return replace(self, theta=self.theta[first:last], lattice=lattice, gamma=some(self.gamma))
+        return self._replace(theta=self.theta[first:last], lattice=lattice, gamma=some(self.gamma))
 
     def plan(self, tables: int) -> plan.Plan:
         theta = self.theta
@@ -157,7 +155,7 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
     tiles = triton.cdiv(width, block)
     y, above = theta.new_zeros(size, n, tiles), theta.new_zeros(size, tiles, 2, block)
     V_rows, rows = theta.new_zeros(size, 2, width, dtype=torch.float64), theta.new_zeros(size, 6, width)
-    V_rows[:, 0, 0] = torch.where(slack < 0, INFEASIBLE, 0.0)
+    V_rows[:, 0, 0].masked_fill_(slack < 0, INFEASIBLE)
     tables = theta.new_empty(size, count, length, width)
     common = {
         "prefix": prefix, "goal": goal, "slack": slack, "rows": rows, "tables": tables, "n": n, "width": width,

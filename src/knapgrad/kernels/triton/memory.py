@@ -26,42 +26,47 @@ def line_of(c):
     return c // 32 * 32
 
 
+# GAP says whether a row may be constant between two parts of its band. Then tiles are counted; else they are found by
+# where they begin.
+
+
 @triton.jit
-def tiles_of(first, knee, top, slack, SLACK: tl.constexpr, BLOCK: tl.constexpr):
-    """How many tiles from ``first`` on are in the lower part of a band, where the upper part starts, and how many tiles
-    both have."""
-    lower = tl.maximum(knee - first + BLOCK, 0) // BLOCK
-    if SLACK:
+def tiles_of(first, knee, top, slack, tile, step, GAP: tl.constexpr, BLOCK: tl.constexpr):
+    """The range of every ``step``-th tile from number ``tile`` on; how many are in the lower part of a band, which
+    begins at ``first``, and where the upper part begins."""
+    if GAP:
+        lower = tl.maximum(knee - first + BLOCK, 0) // BLOCK
         upper = tl.maximum(line_of(slack + 1), first + lower * BLOCK)
-        return lower, upper, lower + tl.maximum(top - upper + BLOCK, 0) // BLOCK
+        return tile, lower + tl.maximum(top - upper + BLOCK, 0) // BLOCK, step, lower, upper
     else:
-        return lower, first, lower
+        return first + tile * BLOCK, top + 1, step * BLOCK, first, first
 
 
 @triton.jit
-def tile_of(t, first, lower, upper, SLACK: tl.constexpr, BLOCK: tl.constexpr):
+def start_of(t, first, lower, upper, GAP: tl.constexpr, BLOCK: tl.constexpr):
     """Where a tile begins."""
-    if SLACK:
+    if GAP:
         return tl.where(t < lower, first + t * BLOCK, upper + (t - lower) * BLOCK)
     else:
-        return first + t * BLOCK
+        return t
 
 
 @triton.jit
 def fill_row(
     V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From ``tile`` on every ``step``-th tile."""
-    lower, upper, tiles = tiles_of(first, knee, top, slack, SLACK, BLOCK)
-    for t in range(tile, tiles, step):
-        c = tile_of(t, first, lower, upper, SLACK, BLOCK) + tl.arange(0, BLOCK)
+    """Every ``step``-th tile from number ``tile`` on."""
+    begin, end, stride, lower, upper = tiles_of(first, knee, top, slack, tile, step, GAP, BLOCK)
+    for t in range(begin, end, stride):
+        c = start_of(t, first, lower, upper, GAP, BLOCK) + tl.arange(0, BLOCK)
         within, fits = c < width, c >= w
-        at, below = settled(c, old_knee, slack, SLACK), settled(c - w, old_knee, slack, SLACK)
-        can_skip, can_pick = within, within & fits
+        at, below, can_skip, can_pick = c, c - w, within, within & fits
         if SLACK:
             can_skip, can_pick = can_skip & (c <= old_top), can_pick & (c - w <= old_top)
+        if GAP or not SLACK:
+            at, below = settled(at, old_knee, slack, SLACK), settled(below, old_knee, slack, SLACK)
         skip = tl.load(V + at, can_skip, INFEASIBLE)
         pick = tl.load(V + below, can_pick, INFEASIBLE) + score
         value, q = decide(skip, pick, fits, VALUE, PROB, Q.dtype.element_ty)
@@ -75,6 +80,31 @@ def fill_row(
 
 
 @triton.jit
+def fill_any_row(
+    V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
+    VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """With a gap or without: where all of the capacity must be used there is none, which is faster."""
+    if SLACK:
+        if old_knee < slack:
+            fill_row(
+                V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
+                VALUE, PROB, DPROB, SOURCE, True, True, BLOCK,
+            )  # fmt: skip
+        else:
+            fill_row(
+                V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
+                VALUE, PROB, DPROB, SOURCE, True, False, BLOCK,
+            )  # fmt: skip
+    else:
+        fill_row(
+            V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
+            VALUE, PROB, DPROB, SOURCE, False, False, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
 def load_once(pointers, mask):
     return tl.load(pointers, mask, 0.0, eviction_policy="evict_first")
 
@@ -82,39 +112,35 @@ def load_once(pointers, mask):
 @triton.jit
 def collect_row(
     E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, first, new_knee, new_top, slack, tile, step, width,
-    SOURCE: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr,
+    SOURCE: tl.constexpr, SLACK: tl.constexpr, GAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Returns what adds up to [y], or in a direction to [Hz], and what is above the knee after this step.
 
     States in the constant part of a row decide like the knee, and stay there whatever they decide: what comes there is
     gathered, lane by lane, and leaves the rows.
     """
-    if SLACK:
+    if GAP or not SLACK:
         at_knee, is_there = tl.maximum(knee, 0), knee >= low
         q_knee = tl.load(Q + at_knee, is_there, 0.0)
-    else:
-        q_knee = tl.load(Q + knee)
-    if SOURCE is None:
-        result = above_e * q_knee
-    else:
-        if SLACK:
-            r_knee = tl.load(R + at_knee, is_there, 0.0)
+        if SOURCE is None:
+            result = above_e * q_knee
         else:
-            r_knee = tl.load(R + knee)
-        result = above_d * q_knee + above_e * r_knee
-    lower, upper, tiles = tiles_of(first, knee, top, slack, SLACK, BLOCK)
-    for t in range(tile, tiles, step):
-        c = tile_of(t, first, lower, upper, SLACK, BLOCK) + tl.arange(0, BLOCK)
+            result = above_d * q_knee + above_e * tl.load(R + at_knee, is_there, 0.0)
+    else:
+        result = above_e  # nothing but a NaN, of an infeasible instance
+    begin, end, stride, lower, upper = tiles_of(first, knee, top, slack, tile, step, GAP, BLOCK)
+    for t in range(begin, end, stride):
+        c = start_of(t, first, lower, upper, GAP, BLOCK) + tl.arange(0, BLOCK)
         up = c + w
-        here = (c >= low) & is_live(c, knee, top, slack, SLACK)
-        fits = (up >= low) & is_live(up, knee, top, slack, SLACK)
-        stays = is_live(c, new_knee, new_top, slack, SLACK)
+        here = (c >= low) & is_live(c, knee, top, slack, GAP)
+        fits = (up >= low) & is_live(up, knee, top, slack, GAP)
+        stays = is_live(c, new_knee, new_top, slack, GAP)
         q, q_up = load_once(Q + c, here), load_once(Q + up, fits)
         e, e_up = tl.load(E + c, here, 0.0), tl.load(E + up, fits, 0.0)
         picked = e * q
         tl.store(new_E + c, e - picked + e_up * q_up, mask=c < width)  # [E]
         above_e += tl.where(stays, 0.0, e - picked)
-        if SLACK:  # a pick from the upper part may come into the constant one
+        if GAP:  # a pick from the upper part may come into the constant one
             lands = (c - w > new_knee) & (c - w <= slack)
             above_e += tl.where(lands, picked, 0.0)
         if SOURCE is None:
@@ -125,9 +151,34 @@ def collect_row(
             change = d * q + e * r
             tl.store(new_D + c, d - change + (d_up * q_up + e_up * r_up), mask=c < width)  # [E']
             above_d += tl.where(stays, 0.0, d - change)
-            if SLACK:
+            if GAP:
                 above_d += tl.where(lands, change, 0.0)
             result += change
+    return result, above_e, above_d
+
+
+@triton.jit
+def collect_any_row(
+    E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, first, new_knee, new_top, slack, tile, step, width,
+    SOURCE: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """With a gap or without."""
+    if SLACK:
+        if new_knee < slack:
+            result, above_e, above_d = collect_row(
+                E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, first, new_knee, new_top, slack,
+                tile, step, width, SOURCE, True, True, BLOCK,
+            )  # fmt: skip
+        else:
+            result, above_e, above_d = collect_row(
+                E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, first, new_knee, new_top, slack,
+                tile, step, width, SOURCE, True, False, BLOCK,
+            )  # fmt: skip
+    else:
+        result, above_e, above_d = collect_row(
+            E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, first, new_knee, new_top, slack,
+            tile, step, width, SOURCE, False, False, BLOCK,
+        )  # fmt: skip
     return result, above_e, above_d
 
 
@@ -147,7 +198,7 @@ def collect_memory(
         knee, top, low = band_of(prefix, total, goal, slack, SLACK)
         prefix -= w
         new_knee, new_top, first = band_of(prefix, total, goal, slack, SLACK)
-        result, above_e, above_d = collect_row(
+        result, above_e, above_d = collect_any_row(
             E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, line_of(first), new_knee, new_top, slack,
             0, 1, width, SOURCE, SLACK, BLOCK,
         )  # fmt: skip
@@ -185,7 +236,7 @@ def fill_memory(
         old_knee, old_top, _ = band_of(prefix, total, goal, slack, SLACK)
         prefix += w
         knee, top, low = band_of(prefix, total, goal, slack, SLACK)
-        fill_row(
+        fill_any_row(
             V, new_V, T, new_T, Q, R, score, z_i, w, old_knee, old_top, line_of(low), knee, top, slack, 0, 1, width,
             VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK,
         )  # fmt: skip

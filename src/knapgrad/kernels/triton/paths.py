@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from knapgrad.kernels.triton.instances import NUMBERS, fill
-from knapgrad.kernels.triton.memory import collect_row, line_of, tile_of, tiles_of
+from knapgrad.kernels.triton.memory import collect_any_row, line_of, start_of, tiles_of
 from knapgrad.kernels.triton.steps import band_of, is_live, limits_of, scale_of, settled, weight_of
 
 _NUMBERS = [*NUMBERS, "whole", "samples"]
@@ -23,9 +23,9 @@ def harden(weights, C, total, goal, slack, n, M, Q, width, SLACK: tl.constexpr, 
         prefix += w
         knee, top, low = band_of(prefix, total, goal, slack, SLACK)
         first = line_of(low)
-        lower, upper, tiles = tiles_of(first, knee, top, slack, SLACK, BLOCK)
-        for t in range(tiles):
-            c = tile_of(t, first, lower, upper, SLACK, BLOCK) + tl.arange(0, BLOCK)
+        begin, end, stride, lower, upper = tiles_of(first, knee, top, slack, 0, 1, SLACK, BLOCK)
+        for t in range(begin, end, stride):
+            c = start_of(t, first, lower, upper, SLACK, BLOCK) + tl.arange(0, BLOCK)
             live, fits = (c >= low) & is_live(c, knee, top, slack, SLACK), c >= w
             can_skip, can_pick = live, live & fits
             if SLACK:
@@ -152,7 +152,7 @@ def log_prob_kernel(
                 chance = tl.where(picked, q, 1.0 - q)
                 result += tl.log(chance)
                 if BACKWARDS:
-                    sums, above, _ = collect_row(
+                    sums, above, _ = collect_any_row(
                         A, new_A, A, A, row, row, above, above, w, low, knee, top, line_of(first), new_knee, new_top,
                         spare, 0, 1, width, None, SLACK, BLOCK,
                     )  # fmt: skip

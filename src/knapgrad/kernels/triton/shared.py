@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from knapgrad.kernels.triton.memory import collect_row, fill_row, line_of
+from knapgrad.kernels.triton.memory import collect_any_row, fill_any_row, line_of
 from knapgrad.kernels.triton.steps import band_of, scale_of, score_of
 
 _NUMBERS = ["n", "width", "length", "i", "row"]
@@ -34,7 +34,7 @@ def fill_item_kernel(
     old_knee, old_top, _ = band_of(before, total, target, spare, SLACK)
     knee, top, low = band_of(after, total, target, spare, SLACK)
     even, odd = (i % 2) * width, (1 - i % 2) * width
-    fill_row(
+    fill_any_row(
         V + even, V + odd, T + even, T + odd, Q, Q + length.to(tl.int64) * width,
         score_of(theta + b * n, i, scale_of(gamma, scale, b, gamma_step, GAMMAS)), tl.load(z + b * n + i),
         (after - before).to(tl.int32), old_knee, old_top, line_of(low), knee, top, spare,
@@ -56,7 +56,7 @@ def collect_item_kernel(
     new_knee, new_top, first = band_of(before, total, target, spare, SLACK)
     even, odd = (i % 2) * width, (1 - i % 2) * width
     lanes = above + (b * tl.num_programs(0) + tl.program_id(0)) * 2 * BLOCK + tl.arange(0, BLOCK)
-    result, above_e, above_d = collect_row(
+    result, above_e, above_d = collect_any_row(
         E + odd, E + even, D + odd, D + even, Q, Q + length.to(tl.int64) * width,
         tl.load(lanes), tl.load(lanes + BLOCK), (after - before).to(tl.int32), low, knee, top, line_of(first),
         new_knee, new_top, spare, tl.program_id(0), tl.num_programs(0), width, SOURCE, SLACK, BLOCK,

@@ -103,9 +103,9 @@ def settled(c, knee, slack, SLACK: tl.constexpr):
 
 
 @triton.jit
-def is_live(c, knee, top, slack, SLACK: tl.constexpr):
-    """Whether a state stands for itself."""
-    if SLACK:
+def is_live(c, knee, top, slack, GAP: tl.constexpr):
+    """Whether a state stands for itself, in a row that is constant between two parts of its band, or in none."""
+    if GAP:
         return (c <= knee) | ((c > slack) & (c <= top))
     else:
-        return c <= knee
+        return c <= top
