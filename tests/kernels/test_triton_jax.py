@@ -118,20 +118,31 @@ def test_every_operation_equals_the_scan(regularizer, constraint, rows, launches
     assert {name for name, _ in launches} >= {"operator_kernel", "sample_kernel"}
 
 
-@pytest.mark.parametrize("at_least", [[0, 0, 0], [2, 5, 0]], ids=["knapsack", "at least"])
-def test_vmap_becomes_one_launch(at_least, launches):
+def test_vmap_becomes_one_launch(launches):
     capacity, gamma = jnp.array([3, 6, 0]), jnp.array([0.5, 1.0, 2.0])
-    weights = jnp.asarray([[1, 4, 2, 1, 3], [3, 2, 2, 4, 1]])
-    least = jnp.array(at_least) if any(at_least) else None
+    weights = jnp.asarray(RNG.integers(1, 5, (2, 5)))
 
-    def one(theta: Any, weights: Any, capacity: Any, least: Any, gamma: Any) -> Any:
-        limit = kg.Knapsack(weights, capacity, at_least=0 if least is None else least, max_capacity=7)
+    def one(theta: Any, weights: Any, capacity: Any, gamma: Any) -> Any:
+        limit = kg.Knapsack(weights, capacity, max_capacity=7)
         return kg.relax(theta, limit, kg.Gini(gamma)), kg.value(theta, limit, kg.Gini(gamma))
 
-    inner = jax.vmap(one, (0, None, 0, None if least is None else 0, 0))
-    outer = jax.vmap(inner, (0, 0, None, None, None))
-    both_ways(jax.jit(outer), THETA, weights, capacity, least, gamma, launches=launches)
+    inner = jax.vmap(one, (0, None, 0, 0))
+    both_ways(jax.jit(jax.vmap(inner, (0, 0, None, None))), THETA, weights, capacity, gamma, launches=launches)
     assert [given["batch"] for _, given in launches] == [6, 6], "instances in a launch"
+
+
+@pytest.mark.parametrize("outer", [False, True], ids=["inner", "outer"])
+def test_vmap_of_least_weights_becomes_one_launch(outer, launches):
+    capacity, least = (jnp.array([4, 6]), jnp.array([3, 5])) if outer else (jnp.array([3, 6, 0]), jnp.array([2, 5, 0]))
+
+    def one(theta: Any, capacity: Any, least: Any) -> Any:
+        return kg.relax(theta, kg.Knapsack(WEIGHTS, capacity, at_least=least), kg.Gini())
+
+    axes = [(0, None, None), (0, 0, 0)]
+    function = jax.jit(jax.vmap(jax.vmap(one, axes[not outer]), axes[outer]))
+    both_ways(function, THETA, capacity, least, launches=launches)
+    assert [given["batch"] for _, given in launches] == [6], "instances in a launch"
+    assert not np.isnan(function(THETA, capacity, least)).any()
 
 
 def test_vmap_of_samples_keeps_them_in_front(launches):

@@ -1,0 +1,265 @@
+"""Constraints and regularizers as values, what they contain, and limits from below."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import knapgrad as kg
+from backends import Backend
+from instances import EDGES, problems
+from oracles import feasible
+
+# name -> what makes the value; each twice, from other containers
+VALUES: dict[str, tuple[Any, Any]] = {
+    "TopK": (lambda: kg.TopK(2), lambda: kg.TopK(np.int32(2))),
+    "TopK, k per instance": (lambda: kg.TopK([1, 2]), lambda: kg.TopK(np.array([1, 2], np.int16))),
+    "TopK, at_least": (lambda: kg.TopK(3, at_least=1), lambda: kg.TopK(3.0, at_least=np.array(1))),
+    "TopK, max_capacity": (lambda: kg.TopK(3, max_capacity=5), lambda: kg.TopK(3, max_capacity=5)),
+    "Knapsack": (lambda: kg.Knapsack([3, 2, 2], 4), lambda: kg.Knapsack(np.array([3.0, 2.0, 2.0]), np.uint8(4))),
+    "Knapsack, at_least": (
+        lambda: kg.Knapsack([3, 2, 2], 4, at_least=3),
+        lambda: kg.Knapsack((3, 2, 2), 4, at_least=np.int64(3)),
+    ),
+    "Knapsack, everything per instance": (
+        lambda: kg.Knapsack([[1, 2], [3, 4]], [2, 3], at_least=[0, 1], max_capacity=9),
+        lambda: kg.Knapsack(np.array([[1, 2], [3, 4]]), [2, 3], at_least=[0, 1], max_capacity=9),
+    ),
+    "Shannon": (lambda: kg.Shannon(), lambda: kg.Shannon(1)),
+    "Gini": (lambda: kg.Gini(0.5), lambda: kg.Gini(np.float32(0.5))),
+    "Tsallis, gamma per instance": (lambda: kg.Tsallis([0.5, 2.0]), lambda: kg.Tsallis(np.array([0.5, 2.0]))),
+}
+
+
+@pytest.fixture(params=VALUES.values(), ids=VALUES.keys())
+def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    make, make_again = request.param
+    return make(), make_again()
+
+
+def test_equal_arguments_make_equal_values(pair):
+    value, again = pair
+    assert value is not again and value == again and hash(value) == hash(again)
+    assert len({value, again}) == 1
+    assert value != "a string" and (value != 3)
+
+
+def test_values_differ_in_every_argument():
+    made = [make() for make, _ in VALUES.values()]
+    made += [kg.TopK(2, at_least=0), kg.TopK(2, at_least=2), kg.Knapsack([3, 2, 2], 4, max_capacity=4), kg.Gini(1.0)]
+    made += [kg.Knapsack([[3, 2, 2]], 4), kg.Knapsack([3, 2, 2], [4]), kg.Tsallis([[0.5, 2.0]])]
+    for i, a in enumerate(made):
+        for j, b in enumerate(made):
+            assert (a == b) == (i == j)
+
+
+def test_a_repr_makes_the_value_again(pair):
+    names = {name: getattr(kg, name) for name in ("TopK", "Knapsack", "Shannon", "Gini", "Tsallis")}
+    assert eval(repr(pair[0]), names) == pair[0]
+
+
+def test_a_repr_stays_short():
+    assert repr(kg.Knapsack(np.ones(1000, int), 4)) == "Knapsack(weights=<int64 of shape (1000,)>, capacity=4)"
+    assert repr(kg.TopK(3, at_least=1)) == "TopK(k=3, at_least=1)"
+    assert repr(kg.Gini(0.5)) == "Gini(gamma=0.5)"
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_are_equal(how, pair):
+    theta = np.zeros((2, 2))
+    value = how(pair[0])
+    assert value == pair[0] and repr(value) == repr(pair[0])
+    if isinstance(value, kg.TopK) and (np.max(value.k) > 2):
+        theta = np.zeros((2, 3))
+    if isinstance(value, kg.Knapsack):
+        theta = np.zeros((2, value.weights.shape[-1]))
+    arguments = (value, kg.Gini()) if hasattr(value, "lattice") else (kg.TopK(1), value)
+    assert np.isfinite(kg.relax(theta, *arguments)).all()
+
+
+def test_nothing_can_be_written_to(pair):
+    """A kernel that was promised smaller numbers would read beyond its tables."""
+    value, again = pair
+    for name, x in value.arguments.items():
+        with pytest.raises(AttributeError, match=f"{name} cannot be set"):
+            setattr(value, name, x)
+        with pytest.raises(AttributeError, match="cannot be set"):
+            delattr(value, name)
+        if isinstance(x, np.ndarray):
+            with pytest.raises(ValueError, match="read-only"):
+                x[...] = 99
+            with pytest.raises(ValueError, match=r"read-only|cannot"):
+                x -= 10**6
+    assert value == again
+
+
+def test_arrays_of_the_user_are_copied():
+    weights, capacity, gamma = np.array([3, 2, 2]), np.array([4]), np.array([0.5])
+    constraint, smoothing = kg.Knapsack(weights, capacity), kg.Gini(gamma)
+    weights[:], capacity[:], gamma[:] = 0, 10**6, -1.0
+    assert constraint == kg.Knapsack([3, 2, 2], [4]) and smoothing == kg.Gini([0.5])
+    kg.relax(np.zeros((1, 3)), constraint, smoothing)
+
+
+def test_a_tensor_equals_itself_alone():
+    torch = pytest.importorskip("torch")
+    gamma = torch.nn.Parameter(torch.tensor(0.5))
+    assert kg.Gini(gamma) == kg.Gini(gamma) and hash(kg.Gini(gamma)) == hash(kg.Gini(gamma))
+    assert kg.Gini(gamma) != kg.Gini(torch.tensor(0.5)) and kg.Gini(gamma) != kg.Gini(0.5)
+
+
+def test_a_jax_array_never_changes_and_equals_its_like():
+    jnp = pytest.importorskip("jax.numpy")
+    assert kg.Gini(jnp.array(0.5)) == kg.Gini(jnp.array(0.5)) != kg.Gini(jnp.array(0.25))
+
+
+# contains
+
+
+def asarray(backend: Backend, y: np.ndarray) -> Any:
+    return backend.asarray(y, backend.widest)
+
+
+@given(data=st.data())
+def test_contains_is_the_enumeration(backend, constraint, data):
+    problem = data.draw(problems(constraint, max_n=4, one_shape=backend.is_jax))
+    y = problem.selections()
+    found = problem.constraint.contains(asarray(backend, y))
+    assert type(found) is type(asarray(backend, y)) and tuple(found.shape) == y.shape[:-1]
+    flat, expected = y.reshape(len(y), problem.size, problem.n), []
+    for rows in flat:
+        expected.append([feasible(row, w, limits) for row, (_, w, limits, _) in zip(rows, problem.rows())])
+    np.testing.assert_array_equal(
+        np.asarray(found).reshape(len(y), problem.size), np.array(expected).reshape(len(y), -1)
+    )
+
+
+@pytest.mark.thinned_where_compiled(2)
+@pytest.mark.parametrize("edge", ["no batch", "batch of rank 2", "empty batch", "from 1 to 3", "no items"])
+def test_contains_takes_soft_selections_and_samples_in_front(edge, backend):
+    problem = EDGES[edge]
+    soft = np.full(problem.theta.shape, 0.5)
+    if problem.n:
+        assert not np.asarray(problem.constraint.contains(asarray(backend, soft))).any()
+    for front in ((), (3,), (2, 0)):
+        y = np.zeros((*front, *problem.theta.shape))
+        assert problem.constraint.contains(asarray(backend, y)).shape == (*front, *problem.batch)
+
+
+def test_contains_counts_large_weights_exactly(backend):
+    """In float32, 2**24 + 1 is 2**24."""
+    heavy = 2**24
+    constraint = kg.Knapsack([heavy, 1], heavy)
+    y = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    np.testing.assert_array_equal(np.asarray(constraint.contains(asarray(backend, y))), [True, False, True])
+
+
+def test_contains_says_what_is_wrong():
+    with pytest.raises(TypeError, match=r"y must be.*list"):
+        kg.TopK(1).contains([1, 0])
+    with pytest.raises(ValueError, match="one entry per item"):
+        kg.Knapsack([1, 2, 3], 3).contains(np.zeros(2))
+
+
+# at_least
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: kg.Knapsack([1, 2], 3, at_least=4), r"at_least must not be above the capacity: it is 4.*is 3"),
+        (lambda: kg.Knapsack([1, 2], [3, 2], at_least=[1, 3]), r"at_least.*3 at index 1.*capacity is 2"),
+        (lambda: kg.TopK(2, at_least=3), r"at_least must not be above the k"),
+        (lambda: kg.Knapsack([1, 2], 3, at_least=-1), "at_least must not be negative"),
+        (lambda: kg.Knapsack([1, 2], 3, at_least=0.5), "at_least must be whole numbers"),
+        (
+            lambda: kg.Knapsack([1, 2], [3, 3], at_least=[1, 1, 1]),
+            r"at_least of shape \(3,\).*capacity of shape \(2,\)",
+        ),
+        (lambda: kg.TopK(2, max_capacity=1), r"max_capacity is 1.*k is 2"),
+        (lambda: kg.TopK(2, max_capacity=-1), "max_capacity must not be negative"),
+    ],
+)
+def test_limits_that_cannot_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("max_capacity", [2.5, "3", True])
+def test_max_capacity_is_an_integer(max_capacity):
+    with pytest.raises(TypeError, match="max_capacity must be an integer"):
+        kg.TopK(2, max_capacity=max_capacity)
+
+
+def test_a_least_weight_must_fit_the_batch():
+    with pytest.raises(ValueError, match=r"at_least of shape \(2,\) does not broadcast to the batch"):
+        kg.relax(np.zeros((3, 2)), kg.Knapsack([1, 2], 3, at_least=[1, 2]), kg.Gini())
+
+
+UNREACHABLE = {
+    "more than all items weigh": kg.Knapsack(np.array([[3, 3, 3], [1, 1, 1], [3, 3, 3]]), 9, at_least=6),
+    "a sum that none has": kg.Knapsack(np.array([[1, 2, 3], [2, 4, 6], [1, 2, 3]]), 5, at_least=5),
+}
+
+
+@pytest.mark.parametrize("what", UNREACHABLE)
+def test_a_least_weight_that_cannot_be_reached(what, backend, regularizer):
+    """An error that names the instance, or NaN in that instance alone where nobody looks."""
+    theta = asarray(backend, np.random.default_rng(0).standard_normal((3, 3)))
+    constraint, smoothing = UNREACHABLE[what], getattr(kg, regularizer.capitalize())()
+    for call in (
+        lambda: kg.relax(theta, constraint, smoothing),
+        lambda: kg.value(theta, constraint, smoothing),
+        lambda: kg.solve(theta, constraint),
+        lambda: kg.entropy(theta, constraint, smoothing),
+        lambda: kg.sample(theta, constraint, smoothing, rng=backend.rng(0)),
+    ):
+        if backend.looks:
+            with pytest.raises(ValueError, match=r"instance 1 .*no feasible selection.*lower k or at_least"):
+                call()
+        else:
+            result = backend.to_numpy(call())
+            assert np.isnan(result[1]).all() and np.isfinite(result[[0, 2]]).all()
+
+
+def test_all_of_the_capacity_cannot_be_used_if_the_items_weigh_less():
+    """A capacity above the total weight is cut to it, but not what must be used."""
+    with pytest.raises(ValueError, match="instance 0 .*no feasible selection"):
+        kg.solve(np.ones(3), kg.Knapsack([1, 2, 3], 10, at_least=10))
+    np.testing.assert_array_equal(kg.solve(-np.ones(3), kg.Knapsack([1, 2, 3], 10, at_least=6)), np.ones(3))
+
+
+def test_no_items_and_a_least_weight(backend):
+    constraint = kg.Knapsack(np.zeros((2, 0), int), 3, at_least=np.array([0, 1]))
+    theta = asarray(backend, np.zeros((2, 0)))
+    if backend.looks:
+        with pytest.raises(ValueError, match="instance 1 "):
+            kg.value(theta, constraint, kg.Gini())
+    else:
+        np.testing.assert_array_equal(np.isnan(backend.to_numpy(kg.value(theta, constraint, kg.Gini()))), [False, True])
+
+
+@pytest.mark.thinned_where_compiled(1)
+def test_max_capacity_changes_no_result(backend, regularizer):
+    problem = EDGES["a least weight of every instance"]
+    theta, smoothing = asarray(backend, problem.theta), problem.regularizer(regularizer)
+    for plain, wide in (
+        (problem.constraint, kg.Knapsack(problem.weights, problem.capacity, at_least=problem.at_least, max_capacity=6)),
+        (kg.TopK(2), kg.TopK(2, max_capacity=4)),
+        (kg.TopK(2, at_least=1), kg.TopK(2, at_least=1, max_capacity=9)),
+    ):
+        assert wide.max_capacity in (4, 6, 9) and plain.max_capacity is None
+        assert wide.lattice(4).reach >= plain.lattice(4).reach
+        for one, other in (
+            (kg.relax(theta, c, smoothing) for c in (plain, wide)),
+            (kg.solve(theta, c) for c in (plain, wide)),
+        ):
+            np.testing.assert_array_equal(backend.to_numpy(one), backend.to_numpy(other))
+    assert kg.Knapsack([1, 2, 3], 2, max_capacity=5).lattice(3).reach == 5
+    assert kg.Knapsack([1, 2, 3], 2, max_capacity=50).lattice(3).reach == 6
