@@ -155,8 +155,8 @@ class Knapsack(Constraint):
                 f"{tuple(shape)}, which has n = {shape[-1]} items"
             )
         _check_broadcast("weights", self.weights.shape, shape, "theta")
-        for name in ("capacity", "at_least"):
-            _check_broadcast(name, getattr(self, name).shape, shape[:-1], "the batch shape of theta")
+        _check_broadcast("capacity", self.capacity.shape, shape[:-1], "the batch shape of theta")
+        _check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
 
     def lattice(self, n: int) -> Lattice:
         return self._lattice

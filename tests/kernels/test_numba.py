@@ -137,13 +137,13 @@ def light_weight(rng: np.random.Generator, weights: np.ndarray, capacity: int) -
 
 
 def bands_of(batch: Batch, dtype: str, in_lanes: bool) -> np.ndarray:
-    """The plan (n + 1, 7) of the one group of a batch: instances in the lanes, or the capacities of a single one."""
+    """The plan (n + 1, columns) of the one group of a batch: instances in the lanes, or capacities of a single one."""
     (size, n), width = batch.theta.shape, LANES[dtype]
     assert size <= (width if in_lanes else 1)
     slack = None if batch.at_least is None else batch.capacity - batch.at_least
     whole = Lattice(batch.weights, batch.capacity, slack, 0, 0)  # no capacity is cut to the total weight
     group = launch._layout(batch.theta.astype(dtype), whole, UNIT)[0]._replace(stride=width if in_lanes else 1)
-    found = np.full((n + 1, 7), -(10**6))
+    found = np.full((n + 1, bands.COLUMNS), -(10**6))
     reach, cells = bands.measure(group, width, found)
     assert reach == batch.capacity.max() and cells == (found[:n, bands.END] * width).sum()
     return found
@@ -570,7 +570,8 @@ def test_every_state_on_a_way_back_is_inside_a_band(in_lanes, dtype, data):
     batch = data.draw(groups(data.draw(st.integers(2, 8)) if in_lanes else 1))
     found = bands_of(batch, dtype, in_lanes)
     (weights,), n, unit = batch.weights, batch.theta.shape[1], 1 if in_lanes else LANES[dtype]
-    start, knee, top, count, upper, end, offset = found[:n].T
+    columns = bands.START, bands.KNEE, bands.TOP, bands.COUNT, bands.NEXT, bands.END, bands.OFFSET
+    start, knee, top, count, upper, end, offset = found[:n, columns].T
     assert (count >= 0).all() and (count <= upper).all() and (upper <= end).all(), "parts overlap"
     assert (np.diff(knee) >= 0).all() and (np.diff(top) >= 0).all()
     assert (start >= weights).all(), "a pick would read below the row"
@@ -597,7 +598,7 @@ def test_bands_have_two_parts_where_they_should(dtype):
         size = LANES[dtype] if in_lanes else 1
         for kind in KINDS:
             batch = batch_of(kind, size, 25, dtype)
-            _, _, _, count, upper, end, _ = bands_of(batch, dtype, in_lanes)[:25].T
+            count, upper, end = bands_of(batch, dtype, in_lanes)[:25, (bands.COUNT, bands.NEXT, bands.END)].T
             has_gap = (count > 0) & (count < upper) & (upper < end)
             if kind != "at least":
                 assert has_gap.any() == (kind == "two parts"), (kind, in_lanes)

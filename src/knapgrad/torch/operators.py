@@ -36,7 +36,7 @@ def _through_scale(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
         return {}
     theta, gamma = kept.theta, kept.gamma
     grad_theta = divide(grad, gamma)
-    if "gamma" not in kept.wants:
+    if not kept.wants_gamma:
         return {"theta": grad_theta}
     grad_gamma = -(grad_theta * _finite(theta)).sum(-1) / gamma
     return {"theta": grad_theta, "gamma": grad_gamma.sum_to_size(gamma.shape).to(gamma)}
@@ -132,7 +132,7 @@ recall = define(
 
 
 def _vjp_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
-    if kept.wants & {"theta", "gamma"}:
+    if kept.wants_theta or kept.wants_gamma:
         raise no_derivative("second derivative of relax (the third of value)")
     return {} if grad is None else {"z": vjp(kept.theta, grad, *kept.problem)}
 

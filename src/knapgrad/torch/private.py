@@ -65,10 +65,14 @@ def below_autograd() -> AbstractContextManager[Any]:
 def is_plain(tensors: list[Any], device: str) -> bool:
     """Whether the dispatcher, which takes as long as a small kernel, would find nothing but the kernel of that device
     or of the CPU. Stand-in: no."""
-    if FOUND["modes"] is None or FOUND["keys"] is None or FOUND["modes"]() > 0:
+    modes, keys = FOUND["modes"], FOUND["keys"]
+    if modes is None or keys is None or modes() > 0:
         return False
     plain = _plain_keys("cpu"), _plain_keys(device)
-    return all(FOUND["keys"](x) in plain for x in tensors)
+    for x in tensors:  # noqa: SIM110  a generator would take longer than the rest
+        if keys(x) not in plain:
+            return False
+    return True
 
 
 @cache

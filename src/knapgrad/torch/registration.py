@@ -85,6 +85,7 @@ def as_tensor(x: np.ndarray) -> Tensor:
     return torch.from_numpy(x if torch.compiler.is_compiling() or x.flags.writeable else x.copy())
 
 
+_SAVED = object()  # stands for a tensor that autograd keeps
 Kept = SimpleNamespace  # what the derivative of an operator has of its arguments, by name
 
 
@@ -107,7 +108,8 @@ def define(
         kernel: what to run on every device; None for the kernel of that name on each.
         keep: arguments that the derivative needs, besides ``problem``: lattice, gamma and regularizer.
         keep_of: ``(output, **options) -> what else it needs``.
-        backward: ``(kept, *grads) -> gradients by name of the argument``. ``kept.wants`` has the names that need one.
+        backward: ``(kept, *grads) -> gradients by name of the argument``. ``kept.wants_theta`` and ``kept.wants_gamma`` say
+            which are needed.
         jvp: ``(kept, tangents by name) -> tangents of the results``.
     """
     qualified = f"knapgrad::{name}"
@@ -127,8 +129,10 @@ def define(
     def run_plain(*arguments: Any) -> Any:
         """Straight to the kernel, if that is all that the dispatcher would find."""
         lattice, device = arguments[at], arguments[0].device.type
-        given = *arguments, lattice.weights, lattice.capacity, lattice.slack
-        if device in kernels and private.is_plain([x for x in given if isinstance(x, Tensor)], device):
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        if isinstance(lattice.weights, Tensor):
+            tensors += [x for x in (lattice.weights, lattice.capacity, lattice.slack) if x is not None]
+        if device in kernels and private.is_plain(tensors, device):
             return kernels[device](*arguments)
         with private.below_autograd():
             return operator(*signature.flat(arguments))
@@ -181,8 +185,10 @@ class _Derivative:
     ) -> None:
         self.names, self.keep_of, self._backward, self._jvp = names, keep_of, backward, jvp
         always = ("lattice", *_LATTICE, *_SMOOTHING)
-        self.kept = [(position, name) for position, name in enumerate(names) if name in keep or name in always]
+        self.kept = [position for position, name in enumerate(names) if name in keep or name in always]
+        self.kept_names = [names[position] for position in self.kept]
         self.options = [(position, name) for position, name in enumerate(names) if name in options]
+        self.gamma = names.index("gamma")
 
     @property
     def parts(self) -> dict[str, Callable[..., Any]]:
@@ -190,30 +196,32 @@ class _Derivative:
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps tensors by autograd's rules, the rest as it is."""
-        values = {name: inputs[position] for position, name in self.kept}
+        values, names = [inputs[position] for position in self.kept], self.kept_names
         if self.keep_of is not None:
-            values |= self.keep_of(output, **{name: inputs[position] for position, name in self.options})
-        tensors = [x for x in values.values() if isinstance(x, Tensor)]
-        ctx.values = {name: None if isinstance(x, Tensor) else x for name, x in values.items()}
-        ctx.tensors = [name for name, x in values.items() if isinstance(x, Tensor)]
+            more = self.keep_of(output, **{name: inputs[position] for position, name in self.options})
+            values, names = values + list(more.values()), names + list(more)
+        tensors = [x for x in values if isinstance(x, Tensor)]
+        ctx.kept_names, ctx.kept_values = names, [_SAVED if isinstance(x, Tensor) else x for x in values]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         if private.is_forward_mode():  # only then: it makes a cycle that would keep the output until it is collected
             ctx.save_for_forward(*tensors)
 
     def restore(self, ctx: Any) -> Kept:
-        kept = Kept(**ctx.values)
-        kept.__dict__.update(zip(ctx.tensors, ctx.saved_tensors))
-        if not hasattr(kept, "lattice"):
-            kept.lattice = Lattice(*(getattr(kept, name) for name in _LATTICE))
+        tensors, kept = iter(ctx.saved_tensors), Kept()
+        attributes = kept.__dict__
+        for name, x in zip(ctx.kept_names, ctx.kept_values):
+            attributes[name] = next(tensors) if x is _SAVED else x
+        if "lattice" not in attributes:
+            kept.lattice = Lattice(*(attributes[name] for name in _LATTICE))
         kept.problem = kept.lattice, kept.gamma, kept.regularizer
         return kept
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        kept = self.restore(ctx)
-        kept.wants = {name for name, wanted in zip(self.names, ctx.needs_input_grad) if wanted}
+        kept, needed = self.restore(ctx), ctx.needs_input_grad
+        kept.wants_theta, kept.wants_gamma = needed[0], needed[self.gamma]
         found = self._backward(kept, *grads)
-        return tuple(found.get(name) for name in self.names)
+        return tuple([found.get(name) for name in self.names])
 
     def jvp(self, ctx: Any, *tangents: Any) -> Any:
         return self._jvp(self.restore(ctx), dict(zip(self.names, tangents)))  # type: ignore[misc]

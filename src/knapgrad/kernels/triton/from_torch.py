@@ -22,67 +22,52 @@ from knapgrad.lattice import FEASIBLE, INFEASIBLE, Lattice
 
 
 class Batch(NamedTuple):
-    """A flat batch; what all instances share has one row."""
+    """A flat batch; what all instances share has one row, and a step of 0 from instance to instance."""
 
     theta: Tensor  # (batch, n)
-    lattice: Lattice  # weights (1 or batch, n), capacity and slack (1 or batch,)
-    gamma: Tensor | None  # (1 or batch,); None if it is one number, known to the host
-    scale: float  # 1 / gamma, in that case
+    reach: int
     regularizer: str
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """What every kernel takes of the lattice and of gamma, by its names."""
-        lattice, n = self.lattice, self.theta.shape[1]
-        slack = lattice.capacity if lattice.slack is None else lattice.slack
-        gamma = self.theta if self.gamma is None else self.gamma
-        return {
-            "weights": lattice.weights, "weights_step": 0 if lattice.weights.shape[0] == 1 else n,
-            "capacity": lattice.capacity, "capacity_step": _step(lattice.capacity),
-            "slack": slack, "slack_step": _step(slack), "reach": lattice.reach, "SLACK": lattice.slack is not None,
-            "gamma": gamma, "gamma_step": _step(gamma), "scale": self.scale, "GAMMAS": self.gamma is not None,
-        }  # fmt: skip
+    constants: dict[str, Any]  # what every kernel takes of the lattice and of gamma, by its names
 
     def part(self, first: int, last: int) -> Batch:
         """Some of the instances."""
-
-        def some(x: Tensor | None) -> Tensor | None:
-            return x if x is None or x.shape[0] == 1 else x[first:last]
-
-        lattice = self.lattice
-        lattice = lattice.replace(
-            weights=some(lattice.weights), capacity=some(lattice.capacity), slack=some(lattice.slack)
-        )
-        return self._replace(theta=self.theta[first:last], lattice=lattice, gamma=some(self.gamma))
+        names = [name for name in ("weights", "capacity", "slack", "gamma") if self.constants[f"{name}_step"]]
+        some = {name: self.constants[name][first:last] for name in names}
+        return self._replace(theta=self.theta[first:last], constants=self.constants | some)
 
     def plan(self, tables: int) -> plan.Plan:
         theta = self.theta
-        return plan.plan(*theta.shape, self.lattice.reach, tables, theta.itemsize, multiprocessors(theta.device))
-
-
-def _step(x: Tensor) -> int:
-    return 0 if x.shape[0] == 1 else 1
+        return plan.plan(*theta.shape, self.reach, tables, theta.itemsize, multiprocessors(theta.device))
 
 
 def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> Batch:
-    n, shape = theta.shape[-1], theta.shape[:-1]
-    weights = lattice.weights if lattice.weights.numel() == n else lattice.weights.expand(theta.shape)
-    flat = lattice.replace(
-        weights=weights.reshape(-1, n).contiguous() if n else weights.reshape(1, 0),
-        capacity=_per_instance(lattice.capacity, shape),
-        slack=None if lattice.slack is None else _per_instance(lattice.slack, shape),
-    )
-    scale, strength = 1.0, None
+    *shape, n = theta.shape
+    theta = theta.reshape(prod(shape), n).contiguous()
+    weights, own = lattice.weights, lattice.weights.numel() != n
+    constants: dict[str, Any] = {
+        "weights": (weights.expand(*shape, n).reshape(-1, n) if own else weights.reshape(1, n)).contiguous(),
+        "weights_step": n if own else 0,
+        "reach": lattice.reach,
+        "SLACK": lattice.slack is not None,
+        "scale": 1.0,
+        "GAMMAS": True,
+    }
+    in_memory = {"capacity": lattice.capacity}
+    if lattice.slack is not None:
+        in_memory["slack"] = lattice.slack
     if gamma.is_cuda or gamma.numel() != 1:
-        strength = _per_instance(gamma.to(theta.device), shape)
-    else:
+        in_memory["gamma"] = gamma.to(theta.device)
+    else:  # a number that is known to the host
         number = float(gamma)
-        scale = 1.0 / number if number > 0 else float("nan")
-    return Batch(theta.reshape(prod(shape), n).contiguous(), flat, strength, scale, regularizer)
-
-
-def _per_instance(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return (x if x.numel() == 1 else x.expand(shape)).reshape(-1).contiguous()
+        constants["scale"], constants["GAMMAS"] = 1.0 / number if number > 0 else float("nan"), False
+        constants["gamma"], constants["gamma_step"] = theta, 0
+    for name, x in in_memory.items():
+        shared = x.numel() == 1
+        constants[name] = (x if shared else x.expand(shape)).reshape(-1).contiguous()
+        constants[f"{name}_step"] = 0 if shared else 1
+    if lattice.slack is None:
+        constants["slack"], constants["slack_step"] = constants["capacity"], constants["capacity_step"]
+    return Batch(theta, lattice.reach, regularizer, constants)
 
 
 @cache
@@ -96,46 +81,44 @@ def _on(device: torch.device) -> Any:
     return nullcontext() if there else torch.cuda.device(device)
 
 
-def _scratch(theta: Tensor, layout: plan.Plan, tables: Tensor | None) -> dict[str, Tensor]:
-    """With tables that are there, or new ones."""
+def _scratch(theta: Tensor, layout: plan.Plan) -> dict[str, Tensor]:
+    """Rows of a kernel."""
     shapes = layout.scratch(theta.shape[1])
-    return {
-        "V_rows": theta.new_empty(shapes["V_rows"], dtype=torch.float64),
-        "rows": theta.new_empty(shapes["rows"]),
-        "tables": theta.new_empty(shapes["tables"]) if tables is None else tables,
-    }
+    return {"V_rows": theta.new_empty(shapes["V_rows"], dtype=torch.float64), "rows": theta.new_empty(shapes["rows"])}
 
 
 def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool = False) -> tuple[Tensor, ...]:
-    """Value, tangent, y and, to keep, the tables."""
+    """Value, tangent (only in a direction), y and, to keep, the tables."""
     theta = batch.theta
     size, n = theta.shape
-    value, tangent, y = theta.new_empty(size, dtype=torch.float64), theta.new_empty(size), torch.empty_like(theta)
+    value, y = theta.new_empty(size, dtype=torch.float64), torch.empty_like(theta)
+    tangent = y if direction is None else theta.new_empty(size)
     if n == 0 or size == 0:
         value.zero_()
-        if batch.lattice.slack is not None:
-            value.masked_fill_(batch.lattice.slack < 0, torch.nan)
-        return value, tangent.copy_(0 * value), y, theta.new_empty(size, 0)
+        if batch.constants["SLACK"]:
+            value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
+        return value, 0 * value.to(theta.dtype), y, theta.new_empty(size, 0)
     count = 1 if direction is None else 2
-    if plan.is_shared(n, batch.lattice.reach, count * theta.itemsize):
+    if plan.is_shared(n, batch.reach, count * theta.itemsize):
         return _sweep_by_item(batch, z, direction, relaxed, keep)
     layout = batch.plan(count)
-    scratch = _scratch(theta, layout, theta.new_empty(size, n * layout.width) if keep else None)
+    tables = theta.new_empty((size, n * layout.width) if keep else layout.scratch(n)["tables"])
+    rows = {"V_rows": value, "rows": y} if layout.narrow else _scratch(theta, layout)  # narrow ones are in registers
     with _on(theta.device):
         instances.operator_kernel[(layout.programs,)](
             theta=theta, z=z, **batch.constants, batch=size, n=n, width=layout.width,
-            value=value, tangent=tangent, y=y, **scratch, **choices.functions(batch.regularizer),
+            value=value, tangent=tangent, y=y, tables=tables, **rows, **choices.functions(batch.regularizer),
             SOURCE=choices.source(direction), RELAXED=relaxed, KEEP=keep, LATER=layout.later and not keep,
             **layout.options,
         )  # fmt: skip
-    return value, tangent, y, scratch["tables"]
+    return value, tangent, y, tables
 
 
 def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool) -> tuple[Tensor, ...]:
     """The same for rows that many programs share. A table that is too large is filled again, piece by piece, from rows
     that were set aside."""
-    theta, lattice, constants = batch.theta, batch.lattice, batch.constants
-    (size, n), width, block = theta.shape, plan.whole_lines(lattice.reach + 1), 1024
+    theta, constants = batch.theta, batch.constants
+    (size, n), width, block = theta.shape, plan.whole_lines(batch.reach + 1), 1024
     count = 1 if direction is None else 2
     row_size = count * width * theta.itemsize
     group = min(max(plan.ITEM_SCRATCH // (row_size * (n + 6)), 1), 1 << 15)  # the rows themselves are counted in
@@ -145,13 +128,13 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
         return tuple(torch.cat(x) for x in zip(*results))
     # How many rows of the table are there at a time.
     length = n if keep else min(max(plan.ITEM_SCRATCH // row_size, 1), n)
-    capacity = lattice.capacity.clamp(max=lattice.reach)
-    prefix = torch.minimum(lattice.weights, capacity[:, None] + 1).cumsum(-1).expand(size, n)
+    capacity = constants["capacity"].clamp(max=batch.reach)
+    prefix = torch.minimum(constants["weights"], capacity[:, None] + 1).cumsum(-1).expand(size, n)
     prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
     goal = torch.minimum(prefix[:, -1], capacity)
     slack = goal
-    if lattice.slack is not None:
-        slack = torch.minimum((lattice.slack - (lattice.capacity - goal)).clamp(min=-1), goal)
+    if constants["SLACK"]:
+        slack = torch.minimum((constants["slack"] - (constants["capacity"] - goal)).clamp(min=-1), goal)
     tiles = triton.cdiv(width, block)
     y, above = theta.new_zeros(size, n, tiles), theta.new_zeros(size, tiles, 2, block)
     V_rows, rows = theta.new_zeros(size, 2, width, dtype=torch.float64), theta.new_zeros(size, 6, width)
@@ -285,12 +268,12 @@ def _walk(
     **options: bool,
 ) -> None:
     """Runs a kernel that follows paths; inputs and outputs (samples, batch, ...), of which the first says how many."""
-    theta, lattice, flat = batch.theta, batch.lattice, next(iter(inputs.values()))
+    theta, flat = batch.theta, next(iter(inputs.values()))
     (size, n), samples = theta.shape, flat.shape[0]
     if samples == 0 or size == 0 or n == 0:
         return
-    if table is None and plan.is_shared(n, lattice.reach, theta.itemsize):
-        group = max(plan.ITEM_SCRATCH // (theta.itemsize * n * plan.whole_lines(lattice.reach + 1)), 1)
+    if table is None and plan.is_shared(n, batch.reach, theta.itemsize):
+        group = max(plan.ITEM_SCRATCH // (theta.itemsize * n * plan.whole_lines(batch.reach + 1)), 1)
         for k in range(0, size, group):
             part = batch.part(k, k + group)
             table = _sweep_by_item(part, part.theta, None, False, True)[3]
@@ -298,10 +281,10 @@ def _walk(
             _walk(kernel, part, some_in, some_out, table, **options)
         return
     layout = batch.plan(1)
-    scratch = _scratch(theta, layout, table)
+    tables = theta.new_empty(layout.scratch(n)["tables"]) if table is None else table
     with _on(theta.device):
         kernel[(layout.programs,)](
             theta=theta, **inputs, **batch.constants, batch=size, whole=flat.stride(0) // n, samples=samples, n=n,
-            width=layout.width, **outputs, **scratch, **choices.functions(batch.regularizer), **options,
-            FILLED=table is not None, LANES=plan.lanes(samples), **layout.options,
+            width=layout.width, **outputs, tables=tables, **_scratch(theta, layout),
+            **choices.functions(batch.regularizer), **options, FILLED=table is not None, LANES=plan.lanes(samples), **layout.options,
         )  # fmt: skip

@@ -10,13 +10,14 @@ _NUMBERS = ["n", "width", "length", "i", "row"]
 
 
 @triton.jit
-def _limits(prefix, goal, slack, b, i, n):
+def _limits(prefix, goal, slack, b, i, n, SLACK: tl.constexpr):
     """Of an instance: the prefix sums before and after item i, their total, the goal and the slack."""
     prefix += b * (n + 1) + i
-    return (
-        tl.load(prefix), tl.load(prefix + 1), tl.load(prefix + n - i),
-        tl.load(goal + b).to(tl.int32), tl.load(slack + b).to(tl.int32),
-    )  # fmt: skip
+    target = tl.load(goal + b).to(tl.int32)
+    spare = target
+    if SLACK:
+        spare = tl.load(slack + b).to(tl.int32)
+    return tl.load(prefix), tl.load(prefix + 1), tl.load(prefix + n - i), target, spare
 
 
 @triton.jit(do_not_specialize=[*_NUMBERS, "gamma_step"])
@@ -27,7 +28,7 @@ def fill_item_kernel(
     GAMMAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
-    before, after, total, target, spare = _limits(prefix, goal, slack, b, i, n)
+    before, after, total, target, spare = _limits(prefix, goal, slack, b, i, n, SLACK)
     V = V_rows + b * 2 * width
     T = rows + b * 6 * width + 4 * width
     Q = tables + (b * (1 if SOURCE is None else 2) * length + row) * width
@@ -48,7 +49,7 @@ def collect_item_kernel(
     SOURCE: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
-    before, after, total, target, spare = _limits(prefix, goal, slack, b, i, n)
+    before, after, total, target, spare = _limits(prefix, goal, slack, b, i, n, SLACK)
     E = rows + b * 6 * width
     D = E + 2 * width
     Q = tables + (b * (1 if SOURCE is None else 2) * length + row) * width
