@@ -118,6 +118,47 @@ def test_bad_weights(weights, capacity, message):
         knapsackModel(weights, capacity)
 
 
+@pytest.mark.parametrize(
+    "weights, capacity, at_least, expected",
+    [
+        ([3.57, 2.1], 5.0, 2.2, (23, 11)),  # in units of 0.21
+        ([0.1] * 5, 0.4, 0.1 + 0.2, (4, 3)),  # 0.30000000000000004 is 0.3
+        ([1, 2], 3, 0, (3, 0)),
+    ],
+)
+def test_a_least_weight_in_units(weights, capacity, at_least, expected):
+    constraint = integer_knapsack(weights, capacity, at_least)
+    assert (int(constraint.capacity), int(constraint.at_least)) == expected
+
+
+@pytest.mark.parametrize(
+    "at_least, message",
+    [(6.0, "at_least must not be above the capacity"), (-1.0, "must not be negative"), (np.nan, "must be finite")],
+)
+def test_bad_least_weights(at_least, message):
+    with pytest.raises(ValueError, match=message):
+        knapsackModel([2.5, 1.5, 4.0], 5.0, at_least=at_least)
+
+
+def test_no_weight_between_the_limits():
+    with pytest.raises(ValueError, match=r"no selection weighs from 5 to 7"):
+        knapsackModel([4.0, 8.0], 7, at_least=5)
+
+
+def test_a_model_with_a_least_weight_is_the_enumeration():
+    """With negative costs the least weight is what binds; our loss and PyEPO's run on it too."""
+    weights, rng = [2.5, 1.5, 1.0, 2.0], np.random.default_rng(0)
+    model = knapsackModel(weights, 5.0, at_least=3.5)
+    every = np.array(list(itertools.product((0, 1), repeat=4)))
+    possible = every[(every @ weights <= 5.0) & (every @ weights >= 3.5)]
+    for cost in rng.standard_normal((20, 4)) - 0.5:
+        for made in (model, model.rebuild(), model.copy()):
+            made.setObj(cost)
+            assert made.solve()[1] == pytest.approx((possible @ cost).max())
+    soft = RKO(model, gamma=0.5)(torch.tensor(rng.standard_normal((3, 4)) - 2.0))
+    assert (soft @ torch.tensor(weights, dtype=soft.dtype) >= 3.5 - 1e-6).all()
+
+
 def test_bad_calls():
     model = knapsackModel([1, 2], 2)
     with pytest.raises(RuntimeError, match="setObj"):

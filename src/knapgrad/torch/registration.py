@@ -108,13 +108,14 @@ def define(
         kernel: what to run on every device; None for the kernel of that name on each.
         keep: arguments that the derivative needs, besides ``problem``: lattice, gamma and regularizer.
         keep_of: ``(output, **options) -> what else it needs``.
-        backward: ``(kept, *grads) -> gradients by name of the argument``. ``kept.wants_theta`` and ``kept.wants_gamma`` say
-            which are needed.
+        backward: ``(kept, *grads) -> gradients by name of the argument``. ``kept.wants_theta`` and ``kept.wants_gamma``
+            say which are needed.
         jvp: ``(kept, tangents by name) -> tangents of the results``.
     """
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, signature.schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
-    kernels = {"cpu": kernel or _on_cpu(name), "cuda": kernel or _on_cuda(name)}
+    at = len(signature.own)
+    kernels = {"cpu": kernel or _on_cpu(name, at), "cuda": kernel or _on_cuda(name)}
 
     def of_flat(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *flat: function(*signature.whole(flat))
@@ -124,7 +125,6 @@ def define(
     torch.library.register_fake(qualified, of_flat(fake), lib=_library)
     operator = getattr(torch.ops.knapgrad, name).default
     torch.library.register_vmap(qualified, _vmap_rule(signature, operator), lib=_library)
-    at = len(signature.own)
 
     def run_plain(*arguments: Any) -> Any:
         """Straight to the kernel, if that is all that the dispatcher would find."""
@@ -232,11 +232,17 @@ def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.aut
     return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
 
 
-def _on_cpu(name: str) -> Callable[..., Any]:
+def _on_cpu(name: str, at: int) -> Callable[..., Any]:
+    """The kernel of that name, which takes the lattice as its at-th argument."""
     kernel = getattr(numba, name)
 
     def run(*arguments: Any) -> Any:
-        results = kernel(*[_as_numpy(x) if isinstance(x, (Tensor, Lattice)) else x for x in arguments])
+        given: list[Any] = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
+        if isinstance(given[at].weights, Tensor):
+            lattice, parts = given[at], ("weights", "capacity", "slack")
+            arrays = {name: getattr(lattice, name) for name in parts if getattr(lattice, name) is not None}
+            given[at] = lattice.replace(**{name: x.numpy() for name, x in arrays.items()})
+        results = kernel(*given)
         if isinstance(results, tuple):
             return tuple(torch.from_numpy(x) for x in results)
         return torch.from_numpy(results)
@@ -244,12 +250,7 @@ def _on_cpu(name: str) -> Callable[..., Any]:
     return run
 
 
-def _as_numpy(x: Any) -> Any:
-    if isinstance(x, Lattice):
-        if isinstance(x.weights, np.ndarray):
-            return x
-        slack = None if x.slack is None else x.slack.numpy()
-        return x.replace(weights=x.weights.numpy(), capacity=x.capacity.numpy(), slack=slack)
+def _as_numpy(x: Tensor) -> np.ndarray:
     if x.requires_grad:
         x = x.detach()
     return x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy()  # of a gamma; NumPy does not know the type

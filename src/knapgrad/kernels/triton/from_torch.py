@@ -286,5 +286,6 @@ def _walk(
         kernel[(layout.programs,)](
             theta=theta, **inputs, **batch.constants, batch=size, whole=flat.stride(0) // n, samples=samples, n=n,
             width=layout.width, **outputs, tables=tables, **_scratch(theta, layout),
-            **choices.functions(batch.regularizer), **options, FILLED=table is not None, LANES=plan.lanes(samples), **layout.options,
+            **choices.functions(batch.regularizer), **options, FILLED=table is not None, LANES=plan.lanes(samples),
+            **layout.options,
         )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Every private call of torch has a public stand-in: the library works with each of them missing, and with all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import knapgrad as kg
+
+torch = pytest.importorskip("torch")
+from torch.autograd import forward_ad, gradcheck  # noqa: E402
+from torch.func import grad, vmap  # noqa: E402
+
+from knapgrad.torch import private, registration  # noqa: E402
+
+THETA = torch.tensor([[0.3, -0.2, 0.9, 0.1], [1.0, 0.4, -0.6, 0.2]], dtype=torch.float64)
+BUDGET = kg.Knapsack([2, 1, 3, 1], 4, at_least=2)
+
+
+@pytest.fixture(params=[*private.FOUND, "all"])
+def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    for name in private.FOUND if request.param == "all" else [request.param]:
+        assert private.FOUND[name] is not None, f"this torch has no {name}: its stand-in is in use"
+        monkeypatch.setitem(private.FOUND, name, None)
+    yield request.param
+
+
+def test_operations_and_derivatives(missing):
+    theta = THETA.clone().requires_grad_()
+    expected = kg.relax(THETA.numpy(), BUDGET, kg.Tsallis())
+    torch.testing.assert_close(kg.relax(theta, BUDGET, kg.Tsallis()).detach().numpy(), expected)
+    assert gradcheck(lambda theta: kg.relax(theta, BUDGET, kg.Tsallis()), theta)
+    assert gradcheck(lambda theta: kg.log_prob(theta, kg.solve(THETA, BUDGET), BUDGET, kg.Shannon()), theta)
+    with torch.no_grad():
+        np.testing.assert_array_equal(kg.relax(theta, BUDGET, kg.Tsallis()), expected)
+
+
+def test_transforms_and_forward_mode(missing):
+    expected = kg.relax(THETA, BUDGET, kg.Gini())
+    torch.testing.assert_close(vmap(lambda theta: kg.relax(theta, BUDGET, kg.Gini()))(THETA), expected)
+    torch.testing.assert_close(grad(lambda theta: kg.value(theta, BUDGET, kg.Gini()).sum())(THETA), expected)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(THETA, torch.ones_like(THETA))
+        tangent = forward_ad.unpack_dual(kg.value(dual, BUDGET, kg.Gini())).tangent
+    torch.testing.assert_close(tangent, expected.sum(-1))
+
+
+def test_the_distribution_and_its_table(missing):
+    distribution = kg.torch.SubsetDistribution(THETA.clone(), BUDGET, kg.Gini())
+    before = distribution.mean
+    distribution.theta.mul_(-1)
+    torch.testing.assert_close(distribution.mean, kg.relax(-THETA, BUDGET, kg.Gini()))
+    assert not torch.equal(before, distribution.mean)
+    assert BUDGET.contains(distribution.sample((5,))).all()
+
+
+def test_batched_numbers_are_refused(missing):
+    with pytest.raises(TypeError, match=r"capacity.*torch.func.vmap"):
+        vmap(lambda capacity: kg.relax(THETA[0], kg.Knapsack([2, 1, 3, 1], capacity), kg.Gini()))(torch.tensor([3, 4]))
+
+
+def test_eager_calls_run_the_kernel_itself(monkeypatch):
+    """Else all of the above would test stand-ins."""
+    found = []
+    plain = private.is_plain
+    monkeypatch.setattr(registration.private, "is_plain", lambda *a: found.append(plain(*a)) or found[-1])
+    kg.relax(THETA, BUDGET, kg.Gini())
+    assert found == [True]
