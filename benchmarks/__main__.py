@@ -132,7 +132,7 @@ def sampling(options: argparse.Namespace) -> list[Row]:
                 over = [with_quartiles(row["over_paper"]), f"{row['over_eager']['median']:.0f}"]
                 table.append([case.name, regularizer, *medians, *over])
         show(
-            f"Sampling {SAMPLES} subsets an instance on {count(threads)}",
+            f"Sampling {SAMPLES} subsets per instance on {count(threads)}",
             ["", "", "(a) µs", "ours µs", "times faster than (a)", "than (b)"],
             table,
         )

@@ -1,7 +1,7 @@
 """``--authors PATH``: time a Numba file of the user's, such as the one that the paper's authors published.
 
-This repository has no copy of that file and cannot know its calling conventions, so it is met halfway: PATH names a
-Python file with two functions, found by their names,
+This repository has no copy of that file and cannot know its calling conventions, so PATH names a Python file of
+your own with two functions,
 
     relax(theta, weights, capacity, regularizer, exactly) -> y                (batch, n)
     vjp(theta, z, weights, capacity, regularizer, exactly) -> product         (batch, n)

@@ -1,4 +1,4 @@
-"""What one item after the other costs at the least: chains of dependent steps that do next to nothing. Needs Triton."""
+"""The least time that n dependent steps can take: chains of steps that do almost nothing. Needs Triton."""
 
 import triton
 import triton.language as tl

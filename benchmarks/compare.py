@@ -7,8 +7,8 @@
 The last line compares knapsacks that must weigh at least so much with those that need not, within this version.
 
 Each version runs in a process of its own. They take short turns on the same core, only one computes at a time, and
-ratios are formed turn by turn: what slows the machine slows both. Both start anew several times, since the place of its
-memory makes a process some percent faster or slower. A ratio below 1 means that this version is faster than the base.
+ratios are formed turn by turn: what slows the machine slows both. Both are restarted several times, since the place
+of its memory makes a process some percent faster or slower. A ratio below 1 means that this version is faster.
 Only public functions are called, and the code that measures is this checkout's, whichever version is measured.
 """
 

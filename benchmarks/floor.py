@@ -55,7 +55,7 @@ def floor_ms(moved: int, items: int, task: str, bytes_per_s: float, step_us: dic
 
 
 def copy_bandwidth(size: int = 2 << 30) -> float:
-    """Bytes a second of a large copy on the device, those read and those written."""
+    """Bytes per second of a large copy on the device, counting reads and writes."""
     source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
     times = event_times(lambda: target.copy_(source), 20)
     return 2 * size / (1e-3 * statistics.median(times))

@@ -257,7 +257,7 @@ def errors(problem: Instances, regularizer: str, gamma: float, device: str) -> R
 
 
 def replay_times(calls: list[Callable[[], Any]], seconds: float) -> np.ndarray:
-    """Milliseconds a call, one number a replay of a graph of all calls in turn; short calls are repeated in it."""
+    """Milliseconds per call, one number per replay of a graph of all calls in turn; short calls are repeated in it."""
     graph = capture(calls)
     once = float(np.median(floor.event_times(graph.replay, 3)))
     rounds = min(16, max(1, math.ceil(2.0 / once)))
@@ -284,7 +284,7 @@ def capture(calls: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
 
 
 def wall_times(call: Callable[[], Any], wait: Callable[[], Any], chunk: int, seconds: float, least: int) -> np.ndarray:
-    """Milliseconds a call, one number for each ``chunk`` of calls after which we ``wait`` for the device."""
+    """Milliseconds per call, one number per ``chunk`` of calls, after which we ``wait`` for the device."""
     times: list[float] = []
     begin = time.perf_counter()
     while len(times) < least or (time.perf_counter() - begin < seconds and len(times) < 200):
@@ -339,7 +339,7 @@ def floors(run: Run) -> None:
 
 
 def overhead(run: Run) -> None:
-    """Wall time of a call from Python, where the device has next to nothing to do; the same as a graph."""
+    """Wall time of a tiny call from Python, and of the same call in a CUDA graph."""
     rows = run.results["overhead"] = []
     problem = cases.make(cases.GPU_OVERHEAD, run.options.seed)
     budget = kg.Knapsack(problem.weights[0], problem.total)
@@ -407,10 +407,10 @@ def extras(run: Run) -> None:
     for name, cls in REGULARIZERS.items():
         regularizer = cls(1.0)
         calls: dict[str, list[Callable[[], Any]]] = {
-            f"sample, {SAMPLES} an instance": [
+            f"sample, {SAMPLES} per instance": [
                 partial(kg.sample, theta, budget, regularizer, num_samples=SAMPLES) for theta in thetas
             ],
-            f"log_prob of {SAMPLES} an instance": [
+            f"log_prob of {SAMPLES} per instance": [
                 partial(kg.log_prob, theta, y, budget, regularizer) for theta, y in zip(thetas, drawn)
             ],
             "entropy": [partial(kg.entropy, theta, budget, regularizer) for theta in thetas],
@@ -489,7 +489,7 @@ def jax(run: Run) -> None:
 
 
 def in_turn(function: Callable[..., Any], repeats: int) -> Callable[..., Any]:
-    """As many calls inside one compiled function, where Python has no part, each waiting for the one before."""
+    """So many calls inside one compiled function, without overhead of Python, each waiting for the one before."""
     import jax as jax_module
 
     def step(theta: Any, *rest: Any) -> Any:
@@ -521,8 +521,8 @@ def baseline(
     chunk: int = 1,
     repeats: int = 1,
 ) -> None:
-    """Times a baseline if its selection is about right and time is left; else notes why it has no time. A call is that
-    many in turn."""
+    """Times a baseline if its selection is about right and time is left; else records why it was not timed. ``call``
+    makes so many calls in turn."""
     for task in TASKS:
         if run.out_of_time(deadline):
             row[task][f"{name}_missing"] = "out of time"

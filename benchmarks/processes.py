@@ -1,4 +1,4 @@
-"""What only a process of its own can show: import time, first calls, and peak memory.
+"""What has to be measured in a fresh process: import time, first calls, and peak memory.
 
 Run as ``python -m benchmarks.processes peak NAME BATCH ITEMS`` it is that process; one line of JSON comes back.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole: a run that is stopped while it writes keeps the file of before."""
+"""Checkpoints are written completely or not at all: a run that is stopped while it writes keeps the previous file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs a function on many tasks, on several processes or a Ray cluster, and keeps a row for each, once.
 
-Results are lines of JSON, added to a file as they come in by the process that was started, and by no other. A run that
-is stopped goes on where it was; when a worker is killed, what it was at is done again.
+Results are lines of JSON. Only the main process adds them to the file, as they come in. A run that was stopped
+continues where it stopped; if a worker is killed, its tasks are run again.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def append(path: Path, row: Row) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One run a file at a time."""
+    """Only one run may write a file at a time."""
     with path.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

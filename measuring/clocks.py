@@ -23,7 +23,7 @@ def set_threads(count: int) -> None:
 def take_turns(contestants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, np.ndarray]:
     """Seconds per call, one number per turn, in about ``seconds`` altogether. Short calls are repeated within a turn.
 
-    Each turn has another order: a call finds the caches as the one before has left them.
+    Each turn has another order, since a call finds the caches as the previous one left them.
     """
     repeats = {}
     for name, call in contestants.items():

@@ -18,7 +18,7 @@ HIDDEN = 32
 
 
 class Linear(nn.Module):
-    """(replicas, ..., inputs) to (replicas, ..., outputs), with initial weights as torch's own has them."""
+    """(replicas, ..., inputs) to (replicas, ..., outputs), with the initial weights of torch's own layer."""
 
     def __init__(self, replicas: int, inputs: int, outputs: int, generator: torch.Generator) -> None:
         super().__init__()

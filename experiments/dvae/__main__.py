@@ -74,7 +74,7 @@ def make_data(options: argparse.Namespace) -> tuple[data.Stacks, data.Stacks]:
 
 
 def train_all(options: argparse.Namespace, train: data.Stacks, test: data.Stacks) -> bool:
-    """All models an epoch at a time, until they are done (True) or the time is up (False)."""
+    """Trains all models one epoch at a time, until they are done (True) or the time is up (False)."""
     settings, path = options.settings, options.output / "dvae.jsonl"
     variant = settings.reconstruction, settings.prior, settings.epochs
     deadline = time.monotonic() + 60 * options.minutes

@@ -1,7 +1,7 @@
 """The contract of a backend, and the table of them.
 
-A backend is a module ``knapgrad.<framework>.backend`` with the functions of :class:`Backend`. All that
-:mod:`knapgrad.ops`, the constraints and the regularizers know of a framework is what they ask it for.
+A backend is a module ``knapgrad.<framework>.backend`` with the functions of :class:`Backend`. :mod:`knapgrad.ops`, the
+constraints and the regularizers use a framework only through these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from knapgrad.lattice import Lattice
 if TYPE_CHECKING:
     from knapgrad.constraints import Constraint
 
-#: framework -> the name of its array class. One counts only if the user has imported it, so that none is a dependency.
+#: framework -> the name of its array class. A framework is looked at only if the user has imported it, so none is a
+#: dependency.
 FRAMEWORKS = {"numpy": "ndarray", "torch": "Tensor", "jax": "Array"}
 
 
@@ -56,11 +57,11 @@ class Backend(Protocol):
 
     def numbers(self, x: Any, /) -> Any:
         """The values as a NumPy array, copied from a device if need be; x itself if they are traced. Raises TypeError
-        where there are none and the framework cannot go on without them."""
+        if there are no values to read, and the framework needs them."""
         ...
 
     def known(self, x: Any, /) -> np.ndarray | None:
-        """The values as a NumPy array; None if to look at them would stall a device or break a trace."""
+        """The values as a NumPy array; None if reading them would stall a device or break a trace."""
         ...
 
     def unchanging(self, x: Any, /) -> np.ndarray | None:
@@ -76,7 +77,7 @@ class Backend(Protocol):
     def is_floating(self, x: Any, /) -> bool: ...
 
     def array(self, x: Any, like: Any, name: str, /) -> Any:
-        """Numbers of any origin as an array beside ``like``."""
+        """Numbers, or an array of any framework, as an array of this framework on the device of ``like``."""
         ...
 
     def as_type(self, x: Any, like: Any, /) -> Any: ...
@@ -86,11 +87,11 @@ class Backend(Protocol):
         ...
 
     def double(self, x: Any, /) -> Any:
-        """In float64, where the framework has it switched on."""
+        """In float64, unless the framework has float64 switched off."""
         ...
 
     def exact(self) -> AbstractContextManager[Any]:
-        """Inside, :meth:`double` is float64 in any case."""
+        """A context in which :meth:`double` always returns float64."""
         ...
 
     def sum_double(self, x: Any, /) -> Any:
@@ -104,11 +105,11 @@ class Backend(Protocol):
     def detached(self, x: Any, /) -> Any: ...
 
     def differentiates(self, *arrays: Any) -> bool:
-        """Whether a gradient will be asked for, so that the relaxed selection is worth computing beside a value."""
+        """Whether a gradient may be needed, so that the relaxed selection is worth computing together with a value."""
         ...
 
     def uniforms(self, rng: Any, shape: tuple[int, ...], like: Any, /) -> Any:
-        """Random numbers in [0, 1) of like's type, from what the framework takes as a source."""
+        """Random numbers in [0, 1) of like's dtype, from a generator, seed or key of the framework."""
         ...
 
 
@@ -124,7 +125,7 @@ _FOUND: dict[type, Backend] = {}
 
 
 def backend_of(x: Any) -> Backend | None:
-    """That of x's framework; None if x is not an array of one of them."""
+    """The backend of x's framework; None if x is not an array of a known framework."""
     found = _FOUND.get(type(x))
     if found is not None:
         return found
@@ -143,7 +144,7 @@ def numbers(x: Any) -> Any:
 
 
 def known(x: Any) -> np.ndarray | None:
-    """The values of x as a NumPy array, unless to look at them would stall a device or break a trace."""
+    """The values of x as a NumPy array, or None if reading them would stall a device or break a trace."""
     backend = backend_of(x)
     return np.asarray(x) if backend is None else backend.known(x)
 

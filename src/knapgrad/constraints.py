@@ -15,7 +15,7 @@ from knapgrad.values import Value
 class Constraint(Value, ABC):
     """A set of feasible selections. It is a value: it can be compared, hashed, pickled and copied, but not changed."""
 
-    copies: dict[Any, Any]  # of its lattice, where a framework wants it on a device
+    copies: dict[Any, Any]  # of its lattice on devices, kept by the backend of a framework
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         constraint = super().__new__(cls)
@@ -28,7 +28,7 @@ class Constraint(Value, ABC):
 
     @abstractmethod
     def lattice(self, n: int) -> Lattice:
-        """What the kernels need to know, for n items: NumPy arrays, or what JAX traces."""
+        """What the kernels need to know, for n items: NumPy arrays, or arrays that JAX traces."""
 
     def contains(self, y: Any) -> Any:
         """Whether selections are feasible: zeros and ones whose weight, or number, is within the limits.
@@ -59,14 +59,14 @@ class Constraint(Value, ABC):
 
 
 class TopK(Constraint):
-    """Exactly k items; or, with ``at_least``, from so many to k.
+    """Exactly k items; with ``at_least``, from ``at_least`` to k items.
 
     Args:
         k: an integer, or integers broadcastable to the batch of theta, in 0..n.
-        at_least: the least number of items, of the same kind, in 0..k. None for k.
-        max_capacity: an upper bound of k. Tables get that width, so that a k that changes from call to call, or is
-            traced by JAX, finds them compiled. A traced k above it gives NaN. None for the largest k, or for n if k
-            is traced.
+        at_least: the least number of items, in 0..k, with the same types and shapes as k. None means k.
+        max_capacity: an upper bound of k, which fixes the width of the tables, so that nothing is compiled again when k
+            changes from call to call or is traced by JAX. A traced k above it gives NaN. None means the largest k,
+            or n if k is traced.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([0.3, 2.0, 1.0]), kg.TopK(2))
@@ -108,7 +108,7 @@ class TopK(Constraint):
 
 
 class Knapsack(Constraint):
-    """Items of a total weight of at most the capacity, and of at least ``at_least``.
+    """Items whose total weight is at most the capacity, and at least ``at_least``.
 
     Args:
         weights: non-negative integers, (n,) or broadcastable to theta. Zero is fine; an item heavier than the
@@ -116,10 +116,11 @@ class Knapsack(Constraint):
         capacity: a non-negative integer, or integers broadcastable to the batch of theta. Time and scratch memory
             grow with it (at most with the total weight), so divide weights and capacity by a common factor if there
             is one.
-        at_least: the least total weight, of the same kind, in 0..capacity. ``at_least=capacity``: exactly that weight.
-        max_capacity: an upper bound of the capacity. Tables get that width, so that a capacity that changes from call
-            to call, or is traced by JAX, finds them compiled. A traced capacity above it gives NaN. Not needed if the
-            weights are known; then no table is wider than their sum.
+        at_least: the least total weight, in 0..capacity, with the same types and shapes as the capacity.
+            ``at_least=capacity`` means exactly that weight.
+        max_capacity: an upper bound of the capacity, which fixes the width of the tables, so that nothing is compiled
+            again when the capacity changes from call to call or is traced by JAX. A traced capacity above it gives
+            NaN. Not needed if the weights are known: no table is wider than their sum.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([3.0, 2.0, 2.0]), kg.Knapsack([3, 2, 2], 4))
@@ -163,7 +164,7 @@ class Knapsack(Constraint):
 
 
 def _shown(x: Any) -> Any:
-    """What users see of an array is read-only; kernels would check every array that is."""
+    """A read-only view, for users. Kernels keep the writeable array: they would copy a read-only one in each call."""
     if isinstance(x, np.ndarray):
         x = x.view()
         x.flags.writeable = False
@@ -196,7 +197,7 @@ def _check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...],
 
 
 def _largest(name: str, capacity: Any, max_capacity: Any) -> int | None:
-    """Of the entries of a capacity, None if they are traced; they must not be above the given bound."""
+    """The largest entry of a capacity, which must not exceed the given bound; None if it is traced."""
     if max_capacity is not None and (isinstance(max_capacity, bool) or not isinstance(max_capacity, (int, np.integer))):
         raise TypeError(f"max_capacity must be an integer or None, got {max_capacity!r}")
     if max_capacity is not None and max_capacity < 0:
@@ -210,7 +211,7 @@ def _largest(name: str, capacity: Any, max_capacity: Any) -> int | None:
 
 
 def _slack(name: str, capacity: Any, at_least: Any) -> Any:
-    """How much of the capacity may stay unused; None for all of it."""
+    """How much of the capacity may stay unused; None if all of it may."""
     known = isinstance(at_least, np.ndarray)
     if known and not at_least.any():
         return None
@@ -231,7 +232,7 @@ def _slack(name: str, capacity: Any, at_least: Any) -> Any:
 
 
 def _marked(capacity: Any, max_capacity: int | None, at_least: Any, weights: Any = None) -> Any:
-    """The capacity, with -1 where an argument that is traced turns out not to be valid when it is run."""
+    """The capacity, and -1 in instances where a traced argument turns out to be invalid at run time."""
     traced = [not (x is None or isinstance(x, np.ndarray)) for x in (capacity, at_least, weights)]
     valid: Any = True
     if traced[0]:
@@ -247,7 +248,7 @@ _LIMIT = 2**60  # sums of two stay within int64
 
 
 def _integers(name: str, value: Any, meaning: str) -> Any:
-    """A non-negative int64 array that nobody else holds, from a list or any framework; unless it is traced."""
+    """A non-negative int64 array of our own, from a list or any framework; a traced array is returned as it is."""
     backend = backends.backend_of(value)
     if backend is not None and backend.requires_grad(value):
         raise ValueError(f"{name} requires a gradient, and selections have none for it; pass {name}.detach()")

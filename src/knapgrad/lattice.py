@@ -1,8 +1,8 @@
-"""All that a kernel knows of a constraint.
+"""All that a kernel knows about a constraint.
 
-A selection is a path through states (i, c): c is what is left of the capacity after the items behind i were decided. It
-starts at (n, capacity), a pick of item i moves it down by ``weights[i]``, and it must end at some (0, c) with ``0 <= c
-<= slack``. A knapsack may leave all of its capacity unused, top-k nothing; a least weight is what lies between.
+A selection is a path through states (i, c), where c is the capacity that is left for items 1..i. It starts at
+(n, capacity), picking item i lowers c by its weight, and the path must end at some (0, c) with ``0 <= c <= slack``. A
+knapsack may leave all of its capacity unused, top-k none of it; a knapsack with a least weight is between the two.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Lattice:
 
     Attributes:
         weights: integers (..., n), broadcastable to theta: how far a pick moves down.
-        capacity: integers, broadcastable to the batch: where the way back begins.
+        capacity: integers, broadcastable to the batch: the state at which the path of a selection starts.
         slack: integers, broadcastable to the batch: how much of the capacity may stay unused; below 0, nothing is
-            feasible. None if all of it may, in every instance.
-        reach: no capacity is larger; it gives tables their width.
-        heaviest: no weight is larger, but for items that never fit.
+            feasible. None if all of the capacity may stay unused, in every instance.
+        reach: an upper bound of all capacities; tables have ``reach + 1`` columns.
+        heaviest: an upper bound of the weights, except of items that never fit.
     """
 
     weights: Any
@@ -40,8 +40,8 @@ class Lattice:
 
 
 def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None) -> Lattice:
-    """The lattice of NumPy arrays, or of some that JAX traces. A capacity above the total weight is cut to it, and what
-    is cut off cannot stay unused."""
+    """The lattice of NumPy arrays, or of arrays that JAX traces. A capacity above the total weight is cut to it, and
+    the slack is reduced by the same amount."""
     known_capacity = isinstance(capacity, np.ndarray)
     total = _total(weights) if isinstance(weights, np.ndarray) else None
     if total is not None and known_capacity and (capacity > total).any():
@@ -61,6 +61,6 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
 
 
 def _total(weights: np.ndarray) -> np.ndarray:
-    """Of each instance; large ones saturate, where integers would overflow."""
+    """The total weight per instance. Large ones saturate, where integers would overflow."""
     rough = weights.sum(-1, dtype=np.float64)
     return np.where(rough < 2**53, weights.sum(-1), np.minimum(rough, 2.0**62).astype(np.int64))

@@ -23,7 +23,7 @@ Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX ar
 def solve(theta: Array, constraint: Constraint) -> Array:
     """The best feasible selection, ``argmax_y <theta, y>``, exactly, as zeros and ones.
 
-    Not differentiable: the result is detached. Of equally good selections it takes one, always the same.
+    Not differentiable: the result is detached. Ties are broken in a fixed way.
 
     Args:
         theta: scores (*batch, n); -inf takes an item out. NaN and +inf make the instance NaN.
@@ -190,9 +190,9 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
 def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
     """``value(theta) - <theta, target>``: the Fenchel-Young loss, up to a constant that depends on the target alone.
 
-    Convex in theta, with gradient ``relax(theta) - target``: train scores so that the relaxed selection matches
-    observed ones. Not a loss for gamma: it grows with it, so a gamma that is learned from it goes to 0. Not checked: a
-    target that is not feasible makes it negative without bound.
+    Convex in theta, with gradient ``relax(theta) - target``: it trains scores so that the relaxed selection matches
+    observed ones. It is not a loss for gamma: it grows with gamma, so a gamma that is learned from it goes to 0. The
+    target is not checked: with one that is not feasible the loss is unbounded below.
 
     Args:
         theta: scores (*batch, n).
@@ -222,8 +222,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
 
     Never negative, 0 at ``theta = prior``. For :class:`Shannon` it is gamma times the Kullback-Leibler divergence
     between the two distributions, the regulariser of a discrete VAE. Its gradient is the Jacobian of :func:`relax`
-    applied to ``theta
-    - prior``.
+    applied to ``theta - prior``.
 
     Args:
         theta: scores (*batch, n).
@@ -267,7 +266,7 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer) -> Cal
     if isinstance(gamma, float):
         strength = np.asarray(gamma)
     else:
-        check_positive(gamma)  # again: a parameter moves
+        check_positive(gamma)  # again: a parameter changes in training
         strength = gamma = backend.array(gamma, theta, "gamma")
         if not broadcasts(gamma.shape, theta.shape[:-1]):
             raise ValueError(
@@ -278,7 +277,7 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer) -> Cal
 
 
 def _checked(theta: Any, constraint: Constraint) -> Backend:
-    """The backend of theta, which fits the constraint."""
+    """The backend of theta, after checking theta and the constraint."""
     if isinstance(theta, np.ma.MaskedArray):
         raise TypeError("theta must not be a masked array; items that are out get -inf, by theta.filled(-np.inf)")
     backend = backend_of(theta)
@@ -298,7 +297,7 @@ def _checked(theta: Any, constraint: Constraint) -> Backend:
 
 def _value(call: Call, theta: Any) -> Any:
     backend = call.backend
-    relaxed = backend.differentiates(theta, call.gamma)  # the gradient is there for little more than the value
+    relaxed = backend.differentiates(theta, call.gamma)  # the gradient costs little more than the value
     return call.gamma * backend.operator(backend.computable(theta), *call.problem, relaxed)[0]
 
 
@@ -307,11 +306,11 @@ def gibbs_log_prob(backend: Backend, scores: Any, y: Any, optimum: Any, gamma: A
     out = scores == -inf
     feasible = constraint.contains(y) & ~(out & (y != 0)).any(-1)
     result = backend.sum_double(backend.where(out, 0.0, scores) * y) / gamma - optimum
-    result = result - backend.detached(backend.where(result > 0, result, 0.0))  # a probability of 1, and rounding
+    result = result - backend.detached(backend.where(result > 0, result, 0.0))  # not above 1 by rounding
     return backend.where(feasible, result, 0.0 * optimum - inf)  # NaN where the optimum is
 
 
 def inner(backend: Backend, scores: Any, y: Any) -> Any:
-    """<scores, y> in float64, where an infinite score of an item that is not picked counts nothing."""
+    """<scores, y> in float64, where an infinite score counts 0 if its item is not picked."""
     scores, y = backend.double(scores), backend.double(y)
     return backend.sum_double(backend.where((y == 0) & (abs(scores) == inf), 0.0, scores) * y)

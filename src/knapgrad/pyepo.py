@@ -44,10 +44,10 @@ _AHEAD = 1024  # rows of a matrix that are solved at a time
 class knapsackModel(knapsackBase):
     """The 0/1 knapsack, solved exactly by dynamic programming: no solver, no licence.
 
-    PyEPO asks for one solution after the other. This model notices that the costs it is asked about are rows of one
-    matrix, solves the rows that follow in the same call, and answers from memory as long as they are what they were:
-    with ``processes=1`` PyEPO's losses, ``optDataset`` and ``regret`` run batched as they are. What adds constraints
-    (``unambRegret``) needs PyEPO's own models.
+    PyEPO asks for one solution at a time. This model notices that the costs are rows of one matrix, solves the rows
+    that follow in the same call, and answers from memory as long as the costs have not changed. So with
+    ``processes=1`` PyEPO's losses, ``optDataset`` and ``regret`` run batched without a change. Functions that add
+    constraints (``unambRegret``) need PyEPO's own models.
 
     Args:
         weights: (n,) or (1, n), not negative, decimal numbers: 3.57 and 2.1 become 17 and 10 units of 0.21, exactly.
@@ -143,9 +143,9 @@ def _rows_from(row: np.ndarray, count: int) -> np.ndarray:
 
 
 def integer_knapsack(weights: Any, capacity: Any, at_least: Any = 0) -> kg.Knapsack:
-    """The same constraint in integers, in units of the largest number that divides every weight. A capacity that is a
-    billionth short of the next unit has it: it is often a sum that was rounded. So it is with a least weight that is a
-    billionth above one.
+    """The same constraint in integers, in units of the largest number that divides every weight. A capacity that is
+    at most a billionth below a whole number of units is rounded up to it, since it is often a sum with rounding errors.
+    A least weight that is at most a billionth above one is rounded down to it.
 
     >>> integer_knapsack([3.57, 2.1], 5.0).weights, integer_knapsack([3.57, 2.1], 5.0).capacity
     (array([17, 10]), array(23))
@@ -197,7 +197,7 @@ class regularizedKnapsackOpt(optModule):
         optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's with one constraint.
         gamma: strength of the regularizer, in the units of the costs; a number or a tensor, also one to learn.
         regularizer: "shannon", "gini" or "tsallis".
-        processes: for the API's sake. There is nothing to distribute: the work uses torch's threads, or the GPU.
+        processes: ignored, for compatibility with PyEPO. The work uses torch's threads, or the GPU.
     """
 
     def __init__(self, optmodel: optModel, gamma: Any = 1.0, regularizer: str = "shannon", processes: int = 1) -> None:
@@ -233,7 +233,7 @@ class regularizedKnapsackFenchelYoung(regularizedKnapsackOpt):
         optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's with one constraint.
         gamma: strength of the regularizer, in the units of the costs.
         regularizer: "shannon", "gini" or "tsallis".
-        processes: for the API's sake, see :class:`regularizedKnapsackOpt`.
+        processes: ignored, for compatibility with PyEPO, see :class:`regularizedKnapsackOpt`.
         reduction: "mean", "sum" or "none".
     """
 

@@ -1,5 +1,5 @@
-"""The specification: the sweeps for one instance, short and slow. The fast kernels are tested against it, and against
-enumeration where it is silent: the mode, and the gradient of log_prob.
+"""The specification: the sweeps for one instance, short and slow. The fast kernels are tested against it. What it
+does not have, the mode and the gradient of log_prob, is tested against enumeration.
 
 Arguments: ``theta`` (n,) already divided by gamma, ``lattice`` a :class:`knapgrad.lattice.Lattice` of one instance
     (weights (n,), capacity and slack numbers), ``regularizer`` a class of :mod:`knapgrad.regularizers`. Rows run over
@@ -34,7 +34,7 @@ def _down(row: Array, w: int) -> Array:
 
 
 def tables(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[Array, Array]:
-    """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c, and Q, the chance to pick i."""
+    """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c; Q, the probability of i."""
     n, c = len(theta), np.arange(lattice.capacity + 1)
     theta = np.where(theta == -np.inf, INFEASIBLE, theta)
     V, Q = np.zeros((2, n + 1, len(c)))
@@ -75,7 +75,7 @@ def entropy(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[float,
 def _tangent(
     theta: Array, source: Callable[..., Any], z: Array, lattice: Lattice, regularizer: Choice
 ) -> tuple[float, Array]:
-    """Follows what every decision adds to a sum along the path, and differentiates the expected sum."""
+    """The expected sum of what the decisions along a path add, and its gradient."""
     _, Q = tables(theta, lattice, regularizer)
     n, weights = len(theta), lattice.weights
     T = np.zeros(lattice.capacity + 1)

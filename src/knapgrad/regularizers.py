@@ -72,8 +72,8 @@ class Regularizer(Value):
 
 
 class Shannon(Regularizer):
-    """``Omega(q) = gamma sum q log q``: a softmax over all feasible subsets. Dense, smooth, blind to the order of
-    items.
+    """``Omega(q) = gamma sum q log q``: a softmax over all feasible subsets. Dense and smooth; the order of the items
+    does not matter.
 
     Args:
         gamma: the strength, see :class:`Regularizer`.
@@ -130,7 +130,7 @@ class Gini(Regularizer):
 
 
 class Tsallis(Regularizer):
-    """``Omega(q) = 4 gamma/3 (sum q^1.5 - 1)``: between the two; sparse beyond 2 gamma, and smooth.
+    """``Omega(q) = 4 gamma/3 (sum q^1.5 - 1)``: sparse and smooth; a decision is certain once better by 2 gamma.
 
     Args:
         gamma: the strength, see :class:`Regularizer`.
@@ -208,7 +208,7 @@ def functions(name: str) -> dict[str, Callable[..., Any]]:
 
 
 def rebind(function: Callable[..., Any], backend: ModuleType) -> Callable[..., Any]:
-    """The same code object with another module under the name ``xp``."""
+    """The same function with another module under the name ``xp``."""
     names = {"xp": backend, "tl": getattr(backend, "tl", None)}  # Triton's interpreter looks for tl among the globals
     rebound = FunctionType(function.__code__, names, function.__name__)
     rebound.__module__, rebound.__qualname__ = function.__module__, function.__qualname__
@@ -223,7 +223,7 @@ def check_regularizer(regularizer: Any) -> None:
 
 
 def check_positive(gamma: Any) -> None:
-    """Raises unless gamma is positive and finite, as far as its values can be looked at."""
+    """Raises unless gamma is positive and finite; does nothing if its values cannot be read without waiting."""
     if isinstance(gamma, (int, float)):
         good = 0 < gamma < float("inf")
     else:

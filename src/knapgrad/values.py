@@ -9,11 +9,11 @@ import numpy as np
 
 from knapgrad import backends
 
-_SHOWN = 32  # numbers of an array that a repr has
+_SHOWN = 32  # a repr lists an array of up to so many numbers
 
 
 class Value:
-    """An object that is what it was made from: a subclass keeps every argument of its ``__init__`` under its name."""
+    """An object that is defined by its arguments: a subclass keeps every argument of ``__init__`` under its name."""
 
     _parameters: ClassVar[dict[str, inspect.Parameter]]
 
@@ -22,7 +22,7 @@ class Value:
         cls._parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
     def _keep(self, **attributes: Any) -> None:
-        """Sets attributes, for good."""
+        """Sets attributes, which cannot be set otherwise."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 

@@ -17,7 +17,7 @@ from knapgrad.lattice import Lattice
 
 where, broadcast_to = jnp.where, jnp.broadcast_to
 
-# Compiled once for each regularizer and lattice, also when the caller does not compile.
+# Compiled once per regularizer and lattice, even if the caller does not use jit.
 _value, _operator, _entropy, _sample, _log_prob = (
     jax.jit(function, static_argnums=0)
     for function in (operators.value, operators.operator, operators.entropy, operators.sample, operators.log_prob)
@@ -81,7 +81,7 @@ def is_floating(x: Array) -> bool:
 
 
 def differentiates(*arrays: Any) -> bool:
-    """Whether the relaxed selection is worth computing beside a value: JAX asks again when it differentiates."""
+    """Never: JAX calls again when it differentiates."""
     return False
 
 
@@ -113,7 +113,7 @@ def as_type(x: Any, like: Array) -> Array:
 
 
 def array(x: Any, like: Array, name: str) -> Array:
-    """Numbers of any origin as an array."""
+    """Numbers or an array of any framework as a JAX array."""
     return x if isinstance(x, Array) else jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
 
 

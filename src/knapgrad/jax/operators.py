@@ -23,7 +23,7 @@ from knapgrad.lattice import Lattice
 def _run(
     name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Array, *extra: Array, axis: int = 0
 ) -> Any:
-    """The kernel of that name: fused on a GPU where it can be, elsewhere a scan. Extras have the batch at that axis."""
+    """The kernel of that name: fused on a GPU where it can be, elsewhere a scan. In extras the batch is that axis."""
     scan = partial(_batched, getattr(jax_scan, name), regularizer, axis)
     fused = from_jax.find(name, regularizer, theta, lattice)
     if fused is None:
@@ -34,7 +34,7 @@ def _run(
 def _batched(
     function: Any, regularizer: str, axis: int, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]
 ) -> Any:
-    """``function`` of every instance; extras have the batch at that axis, as have results. What is shared stays so."""
+    """``function`` of every instance. In extras and results the batch is that axis. Shared arguments are not copied."""
     *batch, n = theta.shape
     size = prod(batch)
     constants = {"weights": (lattice.weights, (n,)), "capacity": (lattice.capacity, ()), "gamma": (gamma, ())}
@@ -66,8 +66,8 @@ def _direction(theta: Array, gamma: Array, theta_tangent: Array, gamma_tangent: 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def value(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> Array:
-    """The smoothed optimum (*batch,). By itself it is twice differentiable in every mode: the derivative of
-    :func:`operator` in forward mode always has that of the selection with it, which has no further one."""
+    """The smoothed optimum (*batch,), twice differentiable in every mode. It is apart from :func:`operator`, whose
+    forward-mode derivative includes that of the selection, which cannot be differentiated again."""
     return _run("value", regularizer, theta, lattice, gamma)
 
 
@@ -93,10 +93,10 @@ def _operator_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
 
 
 def _product(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, z: Array) -> Array:
-    """The Jacobian of relax times z. It is symmetric, so the product is its own transpose; JAX is told so by the one
-    primitive that takes a linear function and its transpose as given, a linear solve."""
+    """The Jacobian of relax times z. It is symmetric, so the product is its own transpose. A linear solve is the one
+    primitive of JAX that accepts a linear function together with its transpose, so it tells JAX that."""
 
-    def inverse(x: Array) -> Array:  # never computed: JAX only asks it for derivatives, and there are none
+    def inverse(x: Array) -> Array:  # never computed: JAX only differentiates it, and that raises
         return _constant(x, theta, gamma)
 
     def product(_: Any, z: Array) -> Array:

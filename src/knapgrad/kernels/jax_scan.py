@@ -1,10 +1,10 @@
 """The sweeps of :mod:`knapgrad.reference` for JAX, by ``lax.scan`` over the items: they run on every device.
 
-Functions are for one instance, and batched by ``vmap``; weights that instances share stay shared, so that a shift of
-their rows is one slice. V is carried in float64 whatever theta is, because a decision is a difference of two large V:
-that type is switched on for this sweep alone. (A TPU computes it with pairs of float32.) All else has theta's type.
-Sweeps are apart as far as they can be, since XLA computes a step once for each of its results. Tags such as [V] name
-the equations in docs/math.md.
+Functions take one instance and are batched by ``vmap``. Weights that instances share are not batched, so that shifting
+their rows is one slice. V is in float64 for every dtype of theta, because a decision is a difference of two large V;
+float64 is switched on for this sweep alone. (A TPU computes it with pairs of float32.) All else has theta's dtype.
+Sweeps are kept separate, since XLA computes a step once for each of its results. Tags such as [V] name the equations
+in docs/math.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _functions(regularizer: str) -> dict[str, Callable[..., Any]]:
 
 
 def _scores(theta: Array, gamma: Array) -> Array:
-    """theta / gamma. -inf is out, +inf is not a number, nor is anything over a gamma that is not positive."""
+    """theta / gamma. -inf takes an item out; +inf, or a gamma that is not positive, gives NaN."""
     gamma = gamma.astype(jnp.float64)
     scores = theta.astype(jnp.float64) / jnp.where(gamma > 0, gamma, jnp.nan)
     return jnp.where(scores == -jnp.inf, INFEASIBLE, jnp.where(scores == jnp.inf, jnp.nan, scores))
@@ -41,7 +41,7 @@ def _scores(theta: Array, gamma: Array) -> Array:
 
 
 def _up(row: Array, w: Array, heaviest: int) -> Array:
-    """``row[c - w]`` for every c, and something where c < w."""
+    """``row[c - w]`` for every c, and an arbitrary number where c < w."""
     return lax.dynamic_slice(jnp.concatenate([row[:heaviest], row]), (heaviest - w,), row.shape)
 
 
@@ -93,7 +93,7 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
 
 
 def _collect(lattice: Lattice, value: Array, Q: Array, R: Array | None = None) -> Array:
-    """[y], or with both tables [Hz]. The value is there for its NaN, which should reach every item."""
+    """[y], or with both tables [Hz]. The value is an argument so that its NaN reaches every item."""
     E = (_capacities(lattice) == lattice.capacity).astype(Q.dtype) + 0.0 * value
 
     def down(row: Array, w: Array) -> Array:

@@ -60,7 +60,7 @@ def numbers(x: Tensor) -> np.ndarray:
     plain = private.with_values(x)
     if plain is None:
         raise TypeError("it is batched by torch.func.vmap; give it a batch dimension instead")
-    # Nothing that can be left out: under a transform of torch.func every call wraps its result.
+    # No call that can be avoided: under a transform of torch.func every call wraps its result.
     plain = plain.detach() if plain.requires_grad else plain
     plain = plain if plain.is_cpu else plain.cpu()
     return (plain.double() if plain.dtype is torch.bfloat16 else plain).numpy()  # NumPy does not know the type
@@ -103,9 +103,9 @@ def as_type(x: Tensor, like: Tensor) -> Tensor:
 
 
 def array(x: Any, like: Tensor, name: str) -> Tensor:
-    """Numbers of any origin as a tensor beside ``like``."""
+    """Numbers or an array of any framework as a tensor on the device of ``like``."""
     if isinstance(x, (int, float)):
-        return like.new_full((), x)  # without a copy that the device would have to wait for
+        return like.new_full((), x)  # without a copy from the host, for which the call would wait
     if not isinstance(x, Tensor):
         return torch.as_tensor(as_tensor(x) if isinstance(x, np.ndarray) else x, device=like.device)
     if x.device != like.device and (x.dim() > 0 or not x.is_cpu):
@@ -114,7 +114,7 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
 
 
 def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
-    """On a device its arrays are kept with the constraint: copying them there in every call would make it wait."""
+    """On a device, the arrays are kept with the constraint: copying them in every call would wait for the device."""
     plain = constraint.lattice(theta.shape[-1])
     if not theta.is_cuda:
         return plain

@@ -21,8 +21,8 @@ class SubsetDistribution(Distribution):
     """Selections under a budget as a :class:`torch.distributions.Distribution` over zeros and ones (n,).
 
     One table, computed in float64 on first use, serves the mean, all samples and all log-probabilities; gradients
-    recompute what they need. Sampling and log-probabilities are exact. ``kl_divergence`` of two is exact too: at once
-    between two of Shannon's, but by slow sweeps in plain torch, with all rows in memory, where another takes part.
+    recompute what they need. Sampling and log-probabilities are exact. ``kl_divergence`` is exact too:
+    fast if both distributions use Shannon, else slow, in plain torch with all rows in memory.
 
     Args:
         theta: scores (*batch, n).
@@ -68,7 +68,7 @@ class SubsetDistribution(Distribution):
 
     @property
     def variance(self) -> Tensor:
-        """Of each item by itself (*batch, n)."""
+        """The variance of each item (*batch, n)."""
         return self.mean * (1 - self.mean)
 
     @property
@@ -91,7 +91,7 @@ class SubsetDistribution(Distribution):
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Selections (*sample_shape, *batch, n) whose gradient is the vector-Jacobian product of the mean.
 
-        Discrete forwards, exact in expectation backwards for losses that are linear in the selection, else a surrogate.
+        The gradient is exact in expectation for losses that are linear in the selection, and a surrogate for others.
         """
         sample_shape, uniforms = self._uniforms(sample_shape, generator)
         drawn = backend.rsample(self._scores, uniforms, *self._problem, self._known_table)
@@ -133,7 +133,7 @@ class SubsetDistribution(Distribution):
             self.constraint.check(y.shape[-1:])
         except ValueError:
             raise NotImplementedError(
-                "enumerate_support needs the same weights and limits for the whole batch; make one per instance"
+                "enumerate_support needs the same weights and limits for the whole batch; make one for each instance"
             ) from None
         feasible = self.constraint.contains(y)
         support = torch.as_tensor(y[feasible], dtype=self.theta.dtype, device=self.theta.device)
@@ -148,7 +148,7 @@ class SubsetDistribution(Distribution):
 
     @property
     def _scores(self) -> Tensor:
-        """theta in float64, anew each time, so that one backward pass does not free the graph of another."""
+        """theta in float64, converted each time, so that one backward pass does not free the graph of another."""
         return self.theta.double()
 
     @property

@@ -29,7 +29,7 @@ def _kl(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
 
 
 def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
-    """Two of Shannon's: the difference of the optima, and of the mean scores."""
+    """Both under Shannon: the difference of the optima, and of the mean scores."""
     (log_p, mean), (log_q, _) = p._recalled, q._recalled
     never = torch.isneginf(q.theta)  # drawn by p, if it does not mask the item too
     score_q = torch.where(never, 0.0, q._scaled)
@@ -91,7 +91,7 @@ class _PathDivergence(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """A gradient that depends on the thetas in a way that is not known: to differentiate it raises."""
+    """A gradient that cannot be differentiated again: that raises an error."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *thetas: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class _Once(torch.autograd.Function):
 
 
 def _decisions(theta: Tensor, x: SubsetDistribution, weights: Tensor, start: Tensor) -> list[Tensor]:
-    """Q[i] (*batch, C + 1) for every item, with first derivatives that do not trip over the kinks of abs at ties."""
+    """Q[i] (*batch, C + 1) for every item, with first derivatives that are right at ties too, where abs has a kink."""
     value, prob, dprob = (rebind(f, torch) for f in functions(x.regularizer.name).values())
     V = start.expand(*theta.shape[:-1], start.shape[-1])
     rows = []

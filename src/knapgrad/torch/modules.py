@@ -1,7 +1,8 @@
 """Layers and a loss.
 
-Weights and capacity, or k, are buffers: they follow ``.to()``, are saved in ``state_dict``, and loading a state brings
-the saved ones back. So it is with a gamma that is a tensor or a parameter; one that is a number is not saved.
+The arrays of a constraint (weights, capacity and at_least, or k) are buffers: they follow ``.to()``, are saved in
+``state_dict``, and loading a state restores them. The same holds for a gamma that is a tensor or a parameter. A gamma
+that is a number is not saved.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Selection(nn.Module):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What may be selected. To change it assign another one; the buffers are its image in ``state_dict``."""
+        """What may be selected. To change it, assign another constraint; the buffers are a copy of its arrays."""
         return self._constraint
 
     @constraint.setter
@@ -79,7 +80,7 @@ def _arrays_of(constraint: Constraint | None) -> dict[str, Any]:
 
 
 def _read_constraint(module: _Selection, _incompatible: Any) -> None:
-    """After load_state_dict: the constraint says what the buffers say, checked like any other."""
+    """After load_state_dict: makes the constraint again from the buffers, with all checks."""
     constraint = module._constraint
     if constraint is not None:
         buffers = {name: getattr(module, name) for name in module._arrays}
@@ -91,7 +92,7 @@ class Relax(_Selection):
 
     Args:
         constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
-            each call brings its own.
+            it is given with each call.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact 0/1 selection (:func:`knapgrad.solve`) instead.
 
@@ -106,7 +107,7 @@ class Relax(_Selection):
         self.hard_eval = hard_eval
 
     def forward(self, theta: Tensor, constraint: Constraint | None = None) -> Tensor:
-        """The selection; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
+        """The selection. A ``constraint`` given here, for example one per instance, replaces the module's."""
         constraint = self._in_force(constraint)
         if self.hard_eval and not self.training:
             return ops.solve(theta, constraint)
@@ -121,7 +122,7 @@ class Sample(Relax):
 
     Args:
         constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
-            each call brings its own.
+            it is given with each call.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact selection (:func:`knapgrad.solve`) instead of a random one.
 
@@ -136,7 +137,7 @@ class Sample(Relax):
     def forward(
         self, theta: Tensor, constraint: Constraint | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """The selection; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
+        """The selection. A ``constraint`` given here, for example one per instance, replaces the module's."""
         constraint = self._in_force(constraint)
         if self.hard_eval and not self.training:
             return ops.solve(theta, constraint)
@@ -151,7 +152,7 @@ class FenchelYoungLoss(_Selection):
 
     Args:
         constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
-            each call brings its own.
+            it is given with each call.
         regularizer: with its gamma.
         reduction: "mean", "sum", or "none" for one loss per instance.
 
@@ -168,7 +169,7 @@ class FenchelYoungLoss(_Selection):
         self.reduction = reduction
 
     def forward(self, theta: Tensor, target: Tensor, constraint: Constraint | None = None) -> Tensor:
-        """The loss; a ``constraint`` given here, with a batch of its own say, stands in for the module's."""
+        """The loss. A ``constraint`` given here, for example one per instance, replaces the module's."""
         loss = ops.fenchel_young_loss(theta, target, self._in_force(constraint), self.regularizer)
         return loss if self.reduction == "none" else getattr(loss, self.reduction)()
 

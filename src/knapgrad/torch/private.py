@@ -1,4 +1,4 @@
-"""Calls of torch that are not public, all of them: each is looked up once, and has a public stand-in that is slower."""
+"""All calls of torch that are not public. Each is looked up once, and has a slower public replacement."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ FOUND: dict[str, Any] = {
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func may be active. Stand-in: yes; what works under one works without."""
+    """Whether a transform of torch.func may be active. Replacement: yes; what works under one works without."""
     return FOUND["transforms"] is None or FOUND["transforms"]()
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Whether x belongs to a transform of torch.func, and must not outlive it. Stand-in: whether one may be active."""
+    """Whether x belongs to a transform of torch.func, and must not outlive it. Replacement: if one may be active."""
     return is_transforming() if FOUND["is_wrapped"] is None else FOUND["is_wrapped"](x)
 
 
 def with_values(x: Tensor) -> Tensor | None:
     """x without the wrappers of torch.func's transforms; None if it is batched by vmap, and has no values of its own.
-    Stand-in: none while a transform may be active."""
+    Replacement: none while a transform may be active."""
     if any(FOUND[name] is None for name in ("is_batched", "is_wrapped", "unwrap")):
         return None if is_transforming() else x
     while FOUND["is_wrapped"](x):
@@ -64,7 +64,7 @@ def below_autograd() -> AbstractContextManager[Any]:
 
 def is_plain(tensors: list[Any], device: str) -> bool:
     """Whether the dispatcher, which takes as long as a small kernel, would find nothing but the kernel of that device
-    or of the CPU. Stand-in: no."""
+    or of the CPU. Replacement: no."""
     modes, keys = FOUND["modes"], FOUND["keys"]
     if modes is None or keys is None or modes() > 0:
         return False
@@ -81,7 +81,7 @@ def _plain_keys(device: str) -> Any:
 
 
 def is_forward_mode() -> bool:
-    """Whether forward-mode derivatives may be computed. Stand-in: yes."""
+    """Whether forward-mode derivatives may be computed. Replacement: yes."""
     return FOUND["level"] is None or FOUND["level"]._current_level >= 0
 
 
@@ -91,10 +91,10 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def version_of(x: Tensor) -> object:
-    """Changes whenever x is written to. Stand-in: always."""
+    """Changes whenever x is written to. Replacement: always."""
     return object() if FOUND["version"] is None else x._version
 
 
 def base_of(x: Tensor) -> Tensor | None:
-    """The tensor that x is a view of. Stand-in: none."""
+    """The tensor that x is a view of. Replacement: none."""
     return None if FOUND["base"] is None else x._base

@@ -5,11 +5,12 @@ A *group* is what one set of vectors works on, in one of two layouts that share 
 - 16 instances (8 in float64) with the same weights, one in each lane: cell c of a row is the vector at ``c * stride``;
 - one instance, with 16 neighbouring capacities in the lanes: ``stride`` is 1, and theta is the same in every lane.
 
-Of a row only the *band* of live states is touched. It starts at ``max(C - later weights, w_i)``. With the prefix sum
-of the weights up to the item, and ``flat`` the least slack in the group, it has two parts:
+Only the *band* of live states of a row is touched (docs/math.md, "Live states"). It starts at
+``max(C - later weights, w_i)``. With ``prefix`` the sum of the weights up to the item, and ``flat`` the least slack in
+the group, it has two parts:
 
-- up to the *knee*, ``min(prefix, flat)``. From there to ``flat`` a row is constant: what happens at such a state
-  happens at the knee. (A plain knapsack has ``flat = C``, so this is all of its band.)
+- up to the *knee*, ``min(prefix, flat)``. From there to ``flat`` a row is constant, and the knee stands for all
+  of these states. (A plain knapsack has ``flat = C``, so this is all of its band.)
 - from ``flat + 1`` to ``min(prefix + slack, C)``; above, states are infeasible. (Where all of the capacity must be
   used, ``flat`` is 0 and this is all.)
 
@@ -31,7 +32,7 @@ class Batch(NamedTuple):
     theta: Any  # (batch, n)
     weights: Any  # (1 or batch, n), int64
     capacity: Any  # (1 or batch,), int64, at most the total weight
-    slack: Any  # (1 or batch,), int64; the capacity or more: all of it may stay unused
+    slack: Any  # (1 or batch,), int64; if it is the capacity or more, all of it may stay unused
     gamma: Any  # (1 or batch,), float64
     stride: int  # lanes (instances in the lanes) or 1 (capacities in the lanes)
     reach: int  # the largest capacity in any group
@@ -107,8 +108,8 @@ def own(array, instance):
 
 @inline
 def slack_of(batch, instance, highest):
-    """In a group whose largest capacity is ``highest``: states above an instance's own capacity do not matter to it, so
-    one that may leave all of it unused goes with the others. (Top 0 goes with top-k.)"""
+    """The slack of an instance in a group whose largest capacity is ``highest``. States above its own capacity do not
+    matter to it, so if all of its capacity may stay unused, ``highest`` is as good. (Top 0 is treated as top-k.)"""
     slack = max(own(batch.slack, instance), -1)
     return slack if slack < own(batch.capacity, instance) or slack == 0 else highest
 
@@ -184,7 +185,7 @@ def pack(array, gamma, first, members, stride, width, packed):
 
 @function
 def pack_scores(batch, first, members, width, packed):
-    """-inf is out, +inf is not a number."""
+    """Divided by gamma; -inf takes an item out, +inf becomes NaN."""
     pack(batch.theta, batch.gamma, first, members, batch.stride, width, packed)
     for p in range(packed.shape[0]):
         if np.isinf(packed[p]):

@@ -17,7 +17,7 @@ from knapgrad.kernels.numba.variants import direction_of, regularizer_of
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
-_NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to tell whether threads are worth waking
+_NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
 
@@ -51,7 +51,7 @@ def _ready(array, *shape):
 
 
 def _per_instance(array, shape):
-    """One number for all instances, or one for each."""
+    """One number for all instances, or one per instance."""
     return _ready(array if array.size == 1 else np.broadcast_to(array, shape), -1)
 
 

@@ -87,7 +87,7 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
 def log_prob_kernel(
     regularizer, batch, scratch, begin, end, filled, y, cotangent, backwards, value, log_prob, gradient
 ):
-    """[log-prob] along the path of each selection; backwards, an E sweep that is fed along those paths."""
+    """[log-prob] along the path of each selection; backwards, an E sweep that receives terms along those paths."""
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     stride, bands, states = batch.stride, scratch.bands, scratch.states
     row = row_length(batch, width)

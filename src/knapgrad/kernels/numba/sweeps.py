@@ -5,9 +5,10 @@
 - Only bands are touched (:mod:`knapgrad.kernels.numba.bands`). Where a row is constant, between its knee and ``flat``,
   only the knee is kept: going forwards the rest is written out where the next item reads it (extend), going backwards
   what arrived there is gathered at the knee (fold).
-- V is kept in float64 whatever theta is, because a decision is a difference of two large V. All else has theta's type.
+- V is in float64 for every dtype of theta, because a decision is a difference of two large V. The rest has theta's.
 
-Infeasible is a large negative number, not -inf: differences of two such are finite, and exact absorption does the rest.
+Infeasible is a large negative number, not -inf: differences of two of them are finite, and adding a score does not
+change it.
 Tags such as [V] name the equations in docs/math.md.
 """
 
@@ -44,14 +45,14 @@ LOG2, LOG2_INVERSE = log(2), 1 / log(2)
 
 @inline
 def constant_of(row, below, stride, like):
-    """What stands at the knee, in every lane."""
+    """The value at the knee, in every lane."""
     return load(row, below * stride, like) if stride > 1 else broadcast(row[below], like)
 
 
 @inline
 def extend(i, stride, bands, row, like, width):
-    """Before item i: writes out the constant part of the row before, as far as the item reads it. Vectors may overhang
-    where that part goes on."""
+    """Before item i: writes the constant part of the previous row to memory, as far as the item reads it. Vectors may
+    write beyond that, within the constant part."""
     below, fill = bands[i - 1, KNEE] if i > 0 else 0, bands[i, FILL]
     if below < fill:
         constant = constant_of(row, below, stride, like)
@@ -66,7 +67,7 @@ def extend(i, stride, bands, row, like, width):
 
 @inline
 def fold(i, stride, bands, row, like, width):
-    """After item i, backwards: the adjoint of extend, gathers at the knee what arrived above."""
+    """After item i, backwards: the adjoint of extend. Adds to the knee what arrived in the constant part."""
     below, fill = bands[i - 1, KNEE] if i > 0 else 0, bands[i, FILL]
     if below < fill:
         gathered = like

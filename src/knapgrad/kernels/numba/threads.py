@@ -37,7 +37,7 @@ def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> No
         if groups:
             work(0, groups)
         return
-    size = max(1, groups // (4 * threads))  # a few slices a thread: a slow core takes fewer
+    size = max(1, groups // (4 * threads))  # a few slices per thread: a slow core takes fewer
     begins = iter(range(0, groups, size))
     turn = threading.Lock()
 
@@ -59,7 +59,7 @@ def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> No
 
 
 def scratch(dtype: np.dtype, sizes: tuple[int, int, int, int]) -> tuple[np.ndarray, ...]:
-    """This thread's buffers, at least so long: int64, float64, dtype, and a (1, cells) table of dtype."""
+    """This thread's buffers, at least of these lengths: int64, float64, dtype, and a (1, cells) table of dtype."""
     kept = _local.__dict__.get(dtype.char)
     if kept is None or any(buffer.size < size for buffer, size in zip(kept, sizes)):
         states, wide, narrow, cells = sizes if kept is None else map(max, sizes, (buffer.size for buffer in kept))

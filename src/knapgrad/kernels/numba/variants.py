@@ -1,4 +1,4 @@
-"""What varies between kernels is a type, so that each is compiled, and cached on disk, for its own case.
+"""Regularizers and directions as Numba types, so that a kernel is compiled, and cached on disk, once for each.
 
 A kernel takes a :class:`Variant` as an argument and calls ``smoothed``, ``prob``, ``dprob`` or ``source`` with it.
 Numba finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles.
@@ -20,7 +20,8 @@ inline = njit(forceinline=True, error_model="numpy")
 function = njit(nogil=True, error_model="numpy")
 kernel = njit(nogil=True, error_model="numpy", cache=True)
 
-# Numba's cache on disk notices changes in the file of a kernel alone; in a type's name it sees the others too.
+# Numba's cache on disk notices changes only in the file of a kernel. A hash of the other files in the name of a type
+# makes it notice those too.
 _FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(str(lattice.__file__))]
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()[:16]
 

@@ -1,8 +1,8 @@
 """The GPU kernels, in Triton: every sweep of :mod:`knapgrad.reference`, fused per instance.
 
-Rows live in one of three places, which share the step from row to row: in registers (narrow rows), in scratch memory of
-the program (wider ones), or in memory that many programs share, with one launch per item (rows beyond LARGEST_ROW).
+The step from row to row is the same wherever rows live: in registers (narrow rows), in scratch memory of the program
+(wider ones), or in memory that many programs share, with one launch per item (rows beyond LARGEST_ROW).
 
-V is kept in float64 whatever theta is, because a decision is a difference of two large V. All else has theta's type.
+V is in float64 for every dtype of theta, because a decision is a difference of two large V. All else has theta's type.
 Tags such as [V] name the equations in docs/math.md.
 """

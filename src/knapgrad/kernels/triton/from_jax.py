@@ -1,8 +1,8 @@
 """JAX arrays on a CUDA device: launches the kernels through jax-triton.
 
-The functions have the names of those in :mod:`knapgrad.kernels.jax_scan`, which they stand for, but take a whole batch:
-theta (*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch; what else there is has
-the batch at its axis 0, and for paths at 1, after the samples. ``vmap`` makes the batch larger.
+The functions replace those of the same names in :mod:`knapgrad.kernels.jax_scan`, but take a whole batch: theta
+(*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch. In other arguments the batch
+starts at axis 0, or at axis 1, after the samples, for functions of paths. ``vmap`` adds an axis to the batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLATFORM = "cuda"
 
 @cache
 def multiprocessors() -> int:
-    """Of the smallest CUDA device; 0 if there is none, or no way to launch on it."""
+    """The multiprocessors of the smallest CUDA device; 0 if there is none, or if kernels cannot be launched."""
     try:
         devices = jax.local_devices(backend=PLATFORM)
     except RuntimeError:
@@ -65,7 +65,7 @@ def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> Callabl
 
 
 def _foldable(function: Callable[..., Any], axis: int) -> Callable[..., Any]:
-    """``vmap`` puts one more axis in front of the batch, which is at that axis of extras and results."""
+    """``vmap`` puts one more axis in front of the batch, which starts at ``axis`` in extras and results."""
     call = jax.custom_batching.custom_vmap(function)
 
     @call.def_vmap
@@ -99,7 +99,7 @@ class Batch(NamedTuple):
     regularizer: str
 
     def constants(self) -> dict[str, Any]:
-        """What every kernel takes of the lattice and of gamma, by its names; flat, with a step of 0 if it is shared."""
+        """The arguments for the lattice and gamma, by name; flat, with a step of 0 where instances share them."""
         *batch, n = self.theta.shape
         lattice = self.lattice
         capacity = jnp.maximum(lattice.capacity, 0)
@@ -122,7 +122,7 @@ class Batch(NamedTuple):
         return found
 
     def valid(self, x: Array, items: bool) -> Array:
-        """NaN where the capacity is not valid. Whether x has one entry per item, or one per instance."""
+        """x, and NaN where the capacity is not valid. ``items``: x has one entry per item, not one per instance."""
         invalid = self.lattice.capacity < 0
         return jnp.where(invalid[..., None] if items else invalid, jnp.nan, x)
 

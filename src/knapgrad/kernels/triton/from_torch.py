@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     theta: Tensor  # (batch, n)
     reach: int
     regularizer: str
-    constants: dict[str, Any]  # what every kernel takes of the lattice and of gamma, by its names
+    constants: dict[str, Any]  # the arguments for the lattice and gamma that all kernels take, by name
 
     def part(self, first: int, last: int) -> Batch:
         """Some of the instances."""
@@ -88,7 +88,7 @@ def _scratch(theta: Tensor, layout: plan.Plan) -> dict[str, Tensor]:
 
 
 def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool = False) -> tuple[Tensor, ...]:
-    """Value, tangent (only in a direction), y and, to keep, the tables."""
+    """Value, tangent (only in a direction), y, and the tables, one per instance if they are kept."""
     theta = batch.theta
     size, n = theta.shape
     value, y = theta.new_empty(size, dtype=torch.float64), torch.empty_like(theta)
@@ -121,7 +121,7 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
     (size, n), width, block = theta.shape, plan.whole_lines(batch.reach + 1), 1024
     count = 1 if direction is None else 2
     row_size = count * width * theta.itemsize
-    group = min(max(plan.ITEM_SCRATCH // (row_size * (n + 6)), 1), 1 << 15)  # the rows themselves are counted in
+    group = min(max(plan.ITEM_SCRATCH // (row_size * (n + 6)), 1), 1 << 15)  # including the rows themselves
     if size > group and not keep:
         parts = range(0, size, group)
         results = [_sweep_by_item(batch.part(k, k + group), z[k : k + group], direction, relaxed, keep) for k in parts]
@@ -267,7 +267,7 @@ def _walk(
     table: Tensor | None,
     **options: bool,
 ) -> None:
-    """Runs a kernel that follows paths; inputs and outputs (samples, batch, ...), of which the first says how many."""
+    """Runs a kernel that follows paths. Inputs and outputs are (samples, batch, ...)."""
     theta, flat = batch.theta, next(iter(inputs.values()))
     (size, n), samples = theta.shape, flat.shape[0]
     if samples == 0 or size == 0 or n == 0:

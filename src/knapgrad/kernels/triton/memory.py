@@ -1,7 +1,7 @@
 """Rows in memory, two of each kind in turn, worked on in tiles of BLOCK capacities with one barrier per item.
 
 Only the live band is touched (:func:`knapgrad.kernels.triton.steps.band_of`): its lower part, up to the knee, and its
-upper one, from the slack to the top. Reads from the constant part between them are turned to the knee.
+upper one, from the slack to the top. Reads from the constant part between them go to the knee.
 """
 
 import triton
@@ -116,8 +116,8 @@ def collect_row(
 ):  # fmt: skip
     """Returns what adds up to [y], or in a direction to [Hz], and what is above the knee after this step.
 
-    States in the constant part of a row decide like the knee, and stay there whatever they decide: what comes there is
-    gathered, lane by lane, and leaves the rows.
+    States in the constant part of a row decide like the knee, and lead to the constant part whatever they decide. So
+    what arrives there is added up, lane by lane, outside of the rows.
     """
     if GAP or not SLACK:
         at_knee, is_there = tl.maximum(knee, 0), knee >= low

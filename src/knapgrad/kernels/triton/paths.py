@@ -55,8 +55,8 @@ def sample_kernel(
     GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, DRAW: tl.constexpr, HARDEN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """[sample], LANES paths at a time; if not DRAW, the likelier branch each time, or with HARDEN the mode. FILLED: the
-    tables are there, one per instance. These are ``batch`` instances of a ``whole``: samples are that far apart."""
+    """[sample], LANES paths at a time; if not DRAW, the more probable branch each time, or with HARDEN the mode.
+    FILLED: tables are given, one per instance. These are ``batch`` instances of ``whole``, the stride of samples."""
     program = tl.program_id(0).to(tl.int64)
     V = V_rows + program * 2 * width
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
@@ -107,7 +107,7 @@ def log_prob_kernel(
     GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, BACKWARDS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """[log-prob] along the path of each selection; BACKWARDS, an E sweep that is fed along those paths."""
+    """[log-prob] along the path of each selection; BACKWARDS, an E sweep that receives terms along those paths."""
     program = tl.program_id(0).to(tl.int64)
     V = V_rows + program * 2 * width
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 LARGEST_ROW = 1 << 15  # capacities that one program works on
 NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
-SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs a multiprocessor
+SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs per multiprocessor
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 
 
@@ -35,8 +35,8 @@ class Plan(NamedTuple):
 
 
 def is_shared(n: int, reach: int, size: int) -> bool:
-    """Whether many programs work on a row: it is long, or the table would outgrow 32-bit numbers, or it is so large, of
-    that many bytes per cell, that there is no room for one per program."""
+    """Whether many programs share a row: the row is long, or the table has too many cells for 32-bit indices, or, at
+    ``size`` bytes per cell, there is no room for one table per program."""
     table = n * whole_lines(reach + 1)
     return reach >= LARGEST_ROW or table >= 2**31 or (reach >= LARGEST_ROW // 8 and table * size > SCRATCH[1] // 8)
 
@@ -51,7 +51,7 @@ def power_of_2(at_least: int) -> int:
 
 @lru_cache(maxsize=1024)
 def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiprocessors: int) -> Plan:
-    """As measured on an H200: two dozen warps a multiprocessor, as long as the scratch is not too large."""
+    """As measured on an H200: two dozen warps per multiprocessor, as long as the scratch is not too large."""
     few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
     narrow = reach < (4 * NARROW if few else NARROW) and not is_shared(n, reach, 0)
     width = max(power_of_2(reach + 1), 32) if narrow else whole_lines(reach + 1)

@@ -80,7 +80,8 @@ def total_of(x, axis: tl.constexpr, SOURCE: tl.constexpr):
 
 @triton.jit
 def add_up(y, n, parts, width, SOURCE: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums over threads of several warps are expensive: put off to the end, they were left in the used-up rows of Q."""
+    """Sums over the threads of several warps are expensive, so they are done together at the end, from terms that were
+    left in rows of Q that are no longer needed."""
     tl.debug_barrier()
     for start in range(0, n, 16):
         i = start + tl.arange(0, 16)

@@ -36,7 +36,7 @@ def follow(skip, pick, q, z, fits, DPROB: tl.constexpr, SOURCE: tl.constexpr):
 
 @triton.jit
 def score_of(theta, i, scale):
-    """-inf is out, +inf is not a number."""
+    """Divided by gamma; -inf takes an item out, +inf becomes NaN."""
     score = tl.load(theta + i).to(tl.float64) * scale
     score = tl.where(score == float("-inf"), INFEASIBLE, score)
     return tl.where(score == float("inf"), float("nan"), score)
@@ -54,7 +54,7 @@ def scale_of(gamma, scale, b, gamma_step, GAMMAS: tl.constexpr):
 
 @triton.jit
 def weight_of(weights, i, C):
-    """Of an item that never fits, C + 1 is as good as the true weight."""
+    """The weight, or C + 1 for an item that never fits, which has the same effect."""
     return tl.minimum(tl.load(weights + i), C + 1).to(tl.int32)
 
 
