@@ -112,7 +112,7 @@ class Stores(VectorEnv):
         return self.static_utility + CHOICE["hype"] * self.hype + CHOICE["satisfaction"] * self.satisfaction
 
     def _customers_choose(self, display: np.ndarray) -> np.ndarray:
-        """What each buys, or -1: with v = exp(utility) of what is displayed, item i has probability v_i / (1 + sum v)."""
+        """What each buys, or -1: with v = exp(utility) of what is displayed, i has probability v_i / (1 + sum v)."""
         reaches = np.cumsum(display * np.exp(self.utility), axis=-1)
         at = self.np_random.random(self.num_envs) * (1 + reaches[:, -1])
         bought = (reaches <= at[:, None]).sum(-1)

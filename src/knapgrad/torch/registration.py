@@ -1,13 +1,15 @@
 """Makes torch operators of kernels: schema, fake implementation, vmap rule and derivative, under the name ``knapgrad``.
 
-An operator takes what each instance has its own of (theta first), a lattice, gamma, the name of a regularizer, and
-options. Its derivative is put together three times from the same parts: registered with the operator, for
-torch.compile; as an autograd.Function with a vmap rule, because torch.func's transforms do not see the first; and as a
-plain autograd.Function, because eager calls through either of the others spend tens of microseconds more than a small
-kernel takes.
+The arguments of an operator are: tensors with one row per instance (theta first), a lattice, gamma, the name of a
+regularizer, and options. Its derivative is assembled three times from the same parts:
 
-torch's dispatcher knows tensors and numbers only, so there a lattice is taken apart. Its arrays may be NumPy's: they
-become tensors where torch has to see them.
+- registered with the operator, for torch.compile;
+- as an autograd.Function with a vmap rule, because torch.func's transforms ignore the registered one;
+- as a plain autograd.Function, because the other two add tens of microseconds to an eager call, more than a small
+  kernel takes.
+
+torch's dispatcher takes tensors and numbers only, so a lattice is passed to it as its fields. The arrays of a lattice
+may be NumPy arrays; they become tensors where torch needs tensors.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class Signature:
     """What an operator takes and returns, by name; types are torch's.
 
     Attributes:
-        own: tensors that each instance has its own of; theta is the first.
-        sampled: of these, the ones with a dimension of samples in front of the batch.
+        own: tensors with one row per instance; theta is the first.
+        sampled: those of them that have a dimension of samples in front of the batch.
         smoothed: whether gamma and a regularizer follow the lattice.
         options: what comes last.
         returns: the types of the results.
@@ -53,12 +55,12 @@ class Signature:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the arguments, in eager mode."""
+        """The names of the arguments in eager mode."""
         return (*self.own, "lattice", *(_SMOOTHING if self.smoothed else ()), *self.options)
 
     @property
     def flat_types(self) -> dict[str, str]:
-        """Of the arguments, where the lattice is taken apart."""
+        """The types of the arguments, with the fields of the lattice instead of the lattice."""
         smoothing = _SMOOTHING if self.smoothed else {}
         return dict.fromkeys(self.own, "Tensor") | _LATTICE | smoothing | self.options
 
@@ -67,7 +69,7 @@ class Signature:
         return f"({', '.join(f'{kind} {name}' for name, kind in self.flat_types.items())}) -> {self.returns}"
 
     def flat(self, arguments: tuple[Any, ...]) -> list[Any]:
-        """Takes the lattice apart."""
+        """The arguments with the fields of the lattice instead of the lattice."""
         at = len(self.own)
         parts = [getattr(arguments[at], name) for name in _LATTICE]
         return [
@@ -75,18 +77,18 @@ class Signature:
         ]
 
     def whole(self, flat: tuple[Any, ...]) -> list[Any]:
-        """Puts it together again."""
+        """The reverse of :meth:`flat`."""
         at, end = len(self.own), len(self.own) + len(_LATTICE)
         return [*flat[:at], Lattice(*flat[at:end]), *flat[end:]]
 
 
 def as_tensor(x: np.ndarray) -> Tensor:
-    """torch warns of arrays that are read-only; under torch.compile there is no such thing."""
+    """Copies read-only arrays, of which torch warns; torch.compile does not know that flag."""
     return torch.from_numpy(x if torch.compiler.is_compiling() or x.flags.writeable else x.copy())
 
 
 _SAVED = object()  # stands for a tensor that autograd keeps
-Kept = SimpleNamespace  # what the derivative of an operator has of its arguments, by name
+Kept = SimpleNamespace  # what an operator keeps for its derivative, by name
 
 
 def define(
@@ -127,7 +129,7 @@ def define(
     torch.library.register_vmap(qualified, _vmap_rule(signature, operator), lib=_library)
 
     def run_plain(*arguments: Any) -> Any:
-        """Straight to the kernel, if that is all that the dispatcher would find."""
+        """Calls the kernel directly, if the dispatcher would do nothing else."""
         lattice, device = arguments[at], arguments[0].device.type
         tensors = [x for x in arguments if isinstance(x, Tensor)]
         if isinstance(lattice.weights, Tensor):
@@ -171,8 +173,7 @@ def define(
 
 
 class _Derivative:
-    """The derivative of an operator in autograd's terms, for arguments of these names: what is kept, and gradients in
-    the order of the arguments."""
+    """The derivative of an operator as autograd wants it: what is kept, and gradients in the order of the arguments."""
 
     def __init__(
         self,
