@@ -143,9 +143,10 @@ class Knapsack(Constraint):
             )
         capacity = _integers("capacity", capacity, "the largest total weight")
         at_least = _integers("at_least", at_least, "the least total weight")
-        _largest("capacity", capacity, max_capacity)
+        largest = _largest("capacity", capacity, max_capacity)
         slack = _slack("capacity", capacity, at_least)
-        lattice = lattice_of(weights, _marked(capacity, max_capacity, at_least, weights), slack, max_capacity)
+        marked = _marked(capacity, max_capacity, at_least, weights)
+        lattice = lattice_of(weights, marked, slack, largest if max_capacity is None else max_capacity)
         self._keep(weights=_shown(weights), capacity=_shown(capacity), at_least=_shown(at_least))
         self._keep(max_capacity=max_capacity, _lattice=lattice)
 

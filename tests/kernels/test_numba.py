@@ -550,7 +550,7 @@ def test_the_reference_knows_every_regularizer():
 def groups(draw: st.DrawFn, members: int) -> Batch:
     """A group of instances that share their weights, light and heavy; some least weights cannot be reached, and some
     capacities are above the total weight."""
-    weights = draw(st.lists(st.integers(0, 3) | st.integers(0, 40), min_size=1, max_size=7))
+    weights = draw(st.lists(st.integers(0, 3) | st.integers(0, 40) | st.integers(40, 120), min_size=1, max_size=8))
     total, capacity, least = sum(weights), [], []
     for _ in range(members):
         capacity.append(draw(st.integers(0, total) | st.integers(total, total + 20)))
@@ -588,6 +588,20 @@ def test_every_state_on_a_way_back_is_inside_a_band(in_lanes, dtype, data):
             for cell in ((c - start[i]) // unit for c in fits):
                 assert 0 <= cell < count[i] or upper[i] <= cell < end[i], (i, cell, found[i])
             states |= {c - weights[i] for c in fits}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("in_lanes", [False, True], ids=["capacities in the lanes", "instances in the lanes"])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_random_groups_against_the_reference(in_lanes, dtype, data):
+    """With parts of bands that are far apart, near to each other, and grown together."""
+    batch = data.draw(groups(data.draw(st.integers(5, 8)) if in_lanes else 1))
+    for b, (theta, lattice, _) in enumerate(batch.instances()):
+        if reference.tables(theta, lattice, CLASSES["gini"])[0][-1, lattice.capacity] == INFEASIBLE:
+            batch.at_least[b] = 0
+    batch = replace(batch, theta=batch.theta.astype(dtype))
+    check_against_reference(batch, data.draw(st.sampled_from(REGULARIZERS)), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -572,9 +572,9 @@ SIZES: dict[str, Layout] = {
     "wide rows": ((5, 60), knapsack(60, 5000)),
     "rows shared by programs": ((2, 20), knapsack(20, 40_000)),
     "top 5 of 20000": ((3, 20_000), lambda: kg.TopK(5)),
-    "a hundred items, a least weight": ((33, 100), knapsack(100, 275, at_least=200)),
-    "wide rows, a least weight": ((5, 60), knapsack(60, 5000, at_least=400)),
-    "rows shared by programs, a least weight": ((2, 20), knapsack(20, 40_000, at_least=9000)),
+    "a hundred items, a least weight": ((33, 100), knapsack(100, 275, at_least=270)),
+    "wide rows, a least weight": ((5, 60), knapsack(60, 5000, at_least=4600)),
+    "rows shared by programs, a least weight": ((2, 20), knapsack(20, 40_000, at_least=30_000)),
 }
 
 

@@ -230,7 +230,7 @@ def test_a_least_weight_that_cannot_be_reached(what, backend, regularizer):
 
 def test_all_of_the_capacity_cannot_be_used_if_the_items_weigh_less():
     """A capacity above the total weight is cut to it, but not what must be used."""
-    with pytest.raises(ValueError, match="instance 0 .*no feasible selection"):
+    with pytest.raises(ValueError, match=r"instance 0 .*no feasible selection"):
         kg.solve(np.ones(3), kg.Knapsack([1, 2, 3], 10, at_least=10))
     np.testing.assert_array_equal(kg.solve(-np.ones(3), kg.Knapsack([1, 2, 3], 10, at_least=6)), np.ones(3))
 

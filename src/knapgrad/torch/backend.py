@@ -57,17 +57,17 @@ def detached(x: Tensor) -> Tensor:
 
 
 def numbers(x: Tensor) -> np.ndarray:
-    plain = private.with_values(x)
-    if plain is None:
-        raise TypeError("it is batched by torch.func.vmap; give it a batch dimension instead")
-    # No call that can be avoided: under a transform of torch.func every call wraps its result.
-    plain = plain.detach() if plain.requires_grad else plain
-    plain = plain if plain.is_cpu else plain.cpu()
-    return (plain.double() if plain.dtype is torch.bfloat16 else plain).numpy()  # NumPy does not know the type
+    try:
+        x = x.detach().cpu()
+        return (x.double() if x.dtype is torch.bfloat16 else x).numpy()  # NumPy does not know the type
+    except RuntimeError:
+        raise TypeError(
+            "it belongs to a transform such as torch.func.vmap; give it a batch dimension instead"
+        ) from None
 
 
 def known(x: Tensor) -> np.ndarray | None:
-    if x.is_cuda or x.is_meta or torch.compiler.is_compiling() or private.with_values(x) is None:
+    if x.is_cuda or x.is_meta or torch.compiler.is_compiling() or private.is_transforming():
         return None
     return numbers(x)
 

@@ -22,9 +22,7 @@ def _find(*path: str) -> Any:
 #: What was found, by its name; None where this torch does not have it.
 FOUND: dict[str, Any] = {
     "transforms": _find("_are_functorch_transforms_active"),
-    "is_batched": _find("_functorch", "is_batchedtensor"),
     "is_wrapped": _find("_functorch", "is_functorch_wrapped_tensor"),
-    "unwrap": _find("_functorch", "get_unwrapped"),
     "below_autograd": _find("_AutoDispatchBelowAutograd"),
     "modes": _find("_len_torch_dispatch_stack"),
     "keys": _find("_dispatch_keys"),
@@ -43,18 +41,6 @@ def is_transforming() -> bool:
 def is_wrapped(x: Tensor) -> bool:
     """Whether x belongs to a transform of torch.func, and must not outlive it. Replacement: if one may be active."""
     return is_transforming() if FOUND["is_wrapped"] is None else FOUND["is_wrapped"](x)
-
-
-def with_values(x: Tensor) -> Tensor | None:
-    """x without the wrappers of torch.func's transforms; None if it is batched by vmap, and has no values of its own.
-    Replacement: none while a transform may be active."""
-    if any(FOUND[name] is None for name in ("is_batched", "is_wrapped", "unwrap")):
-        return None if is_transforming() else x
-    while FOUND["is_wrapped"](x):
-        if FOUND["is_batched"](x):
-            return None
-        x = FOUND["unwrap"](x)
-    return x
 
 
 def below_autograd() -> AbstractContextManager[Any]:
