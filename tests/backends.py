@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,6 +165,16 @@ def _jax(name: str, x64: bool) -> Backend:
     def refuse(_: int) -> Any:
         raise RuntimeError("JAX has no global generator")
 
+    @contextmanager
+    def active() -> Iterator[None]:
+        """Most of a test is compiling: XLA should not try hard. (tests/for_jax has what runs optimised.)"""
+        jax.config.update("jax_disable_most_optimizations", True)
+        try:
+            with float64(x64):
+                yield
+        finally:
+            jax.config.update("jax_disable_most_optimizations", False)
+
     return Backend(
         name=name,
         available=True,
@@ -175,7 +185,7 @@ def _jax(name: str, x64: bool) -> Backend:
         describe=lambda array: (type(array), f"{array.dtype} on {array.devices()}"),
         generators={"jax.random.PRNGKey": jax.random.PRNGKey, "jax.random.key": jax.random.key},
         seed_global=refuse,
-        active=lambda: float64(x64),
+        active=active,
     )
 
 

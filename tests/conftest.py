@@ -29,7 +29,7 @@ settings.register_profile(
     "knapgrad",
     derandomize=True,
     deadline=None,  # the first call of a kernel compiles it
-    max_examples=20,
+    max_examples=15,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
