@@ -47,7 +47,7 @@ class Constraint(Value, ABC):
         if backend is None:
             raise TypeError(f"y must be a NumPy array, a torch tensor or a JAX array, got {type(y).__name__}")
         self.check(y.shape)
-        lattice = self.lattice(y.shape[-1])
+        lattice = backend.lattice(self, y)
         with backend.exact():
             weights = backend.array(lattice.weights, y, "weights")
             capacity = backend.array(lattice.capacity, y, "capacity")

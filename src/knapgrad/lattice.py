@@ -36,7 +36,8 @@ class Lattice:
     heaviest: int
 
     def replace(self, **changes: Any) -> Lattice:
-        return Lattice(**{**self.__dict__, **changes})
+        fields = {"weights": self.weights, "capacity": self.capacity, "slack": self.slack}
+        return Lattice(**{**fields, "reach": self.reach, "heaviest": self.heaviest, **changes})
 
 
 def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None) -> Lattice:

@@ -122,7 +122,7 @@ def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
     event = (*key, "copied")
     copy = copies.get(key)
     if torch.compiler.is_compiling():
-        return copy or _sent(plain, theta.device)
+        return _sent(plain, theta.device) if copy is None else copy
     capturing = torch.cuda.is_current_stream_capturing()
     if copy is None:
         if capturing:
