@@ -67,8 +67,8 @@ def fill_row(
             can_skip, can_pick = can_skip & (c <= old_top), can_pick & (c - w <= old_top)
         if GAP or not SLACK:
             at, below = settled(at, old_knee, slack, SLACK), settled(below, old_knee, slack, SLACK)
-        skip = tl.load(V + at, can_skip, INFEASIBLE)
-        pick = tl.load(V + below, can_pick, INFEASIBLE) + score
+        none: tl.constexpr = INFEASIBLE if SLACK else 0.0  # without slack only cells that nobody reads
+        skip, pick = tl.load(V + at, can_skip, none), tl.load(V + below, can_pick, none) + score
         value, q = decide(skip, pick, fits, VALUE, PROB, Q.dtype.element_ty)
         tl.store(new_V + c, value, mask=within)
         tl.store(Q + c, q, mask=within, cache_modifier=".cs")  # streamed: the rows should stay in cache
@@ -110,6 +110,15 @@ def load_once(pointers, mask):
 
 
 @triton.jit
+def at_knee(table, knee, low, SLACK: tl.constexpr):
+    """What a row of a table has there, or 0 where the knee is not in its band."""
+    if SLACK:
+        return tl.load(table + tl.maximum(knee, 0), knee >= low, 0.0)
+    else:
+        return tl.load(table + knee)
+
+
+@triton.jit
 def collect_row(
     E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, first, new_knee, new_top, slack, tile, step, width,
     SOURCE: tl.constexpr, SLACK: tl.constexpr, GAP: tl.constexpr, BLOCK: tl.constexpr,
@@ -120,12 +129,10 @@ def collect_row(
     what arrives there is added up, lane by lane, outside of the rows.
     """
     if GAP or not SLACK:
-        at_knee, is_there = tl.maximum(knee, 0), knee >= low
-        q_knee = tl.load(Q + at_knee, is_there, 0.0)
         if SOURCE is None:
-            result = above_e * q_knee
+            result = above_e * at_knee(Q, knee, low, SLACK)
         else:
-            result = above_d * q_knee + above_e * tl.load(R + at_knee, is_there, 0.0)
+            result = above_d * at_knee(Q, knee, low, SLACK) + above_e * at_knee(R, knee, low, SLACK)
     else:
         result = above_e  # nothing but a NaN, of an infeasible instance
     begin, end, stride, lower, upper = tiles_of(first, knee, top, slack, tile, step, GAP, BLOCK)
