@@ -37,34 +37,38 @@ settings.load_profile("knapgrad")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thinned(every): one in so many, of every value of the first parameter")
     config.addinivalue_line(
         "markers", "thinned_where_compiled(every): one in twice so many where each shape is compiled"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out dtypes that a backend lacks, and what JAX would compile for minutes, three times as much with x64."""
-    dropped, seen = [], Counter[tuple[str, ...]]()
+    """Leaves out dtypes that a backend lacks, and some of the cases of tests that are marked: mostly what JAX would
+    compile for minutes, three times as much with x64."""
+    gone, seen = set[pytest.Item](), Counter[tuple[str, ...]]()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         row = parameters.get("backend")
-        if not isinstance(row, Backend) or not row.available:
+        is_row = isinstance(row, Backend) and row.available
+        if is_row and parameters.get("dtype", row.widest) not in row.dtypes:
+            gone.add(item)
             continue
-        marker = item.get_closest_marker("thinned_where_compiled")
-        if parameters.get("dtype", row.widest) not in row.dtypes:
-            dropped.append(item)
-        elif marker and row.is_jax:
+        every = 1
+        if marker := item.get_closest_marker("thinned"):
+            every = marker.args[0]
+        elif is_row and row.is_jax and (marker := item.get_closest_marker("thinned_where_compiled")):
+            every = 2 * marker.args[0] * (3 if row.name == "jax-x64" else 1)
+        if every > 1:
             # count the cases of each value of the first parameter from another start
-            table = item.nodeid.split("[")[0], row.name
+            table = item.nodeid.split("[")[0], row.name if is_row else ""
             first = (*table, str(next(value for name, value in parameters.items() if name != "backend")))
             seen[table] += first not in seen
             seen[first] += 1
-            every = 2 * marker.args[0]
-            if (seen[first] + seen[table]) % (every * (3 if row.name == "jax-x64" else 1)):
-                dropped.append(item)
-    gone = set(dropped)
+            if (seen[first] + seen[table]) % every:
+                gone.add(item)
     items[:] = [item for item in items if item not in gone]
-    config.hook.pytest_deselected(items=dropped)
+    config.hook.pytest_deselected(items=list(gone))
 
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS.keys())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import knapgrad as kg
 from knapgrad.lattice import Lattice, lattice_of
-from oracles import Limits, Truth, feasible, subsets, truth
+from oracles import Limits, Subset, Truth, feasible, optimum, subsets, truth
 
 CONSTRAINTS = ("knapsack", "top-k", "at least")
 
@@ -78,6 +78,10 @@ class Problem:
 
     def truths(self, regularizer: str) -> list[Truth]:
         return [truth(theta, w, limits, regularizer, g) for theta, w, limits, g in self.rows()]
+
+    def optima(self) -> list[tuple[float, list[Subset]]]:
+        """The best score of each instance, and all selections that have it."""
+        return [optimum(theta, w, limits) for theta, w, limits, _ in self.rows()]
 
     def batched(self, values: list[Any], *shape: int) -> np.ndarray:
         return np.array(values, dtype=np.float64).reshape((*self.batch, *shape))

@@ -1,14 +1,15 @@
 """Truth for the tests, independent of the library.
 
 Small instances (n <= 8 or so) are enumerated in 40-digit arithmetic: every subset, and every path of pick and skip
-decisions with its local probabilities. Large ones get a table in long double. Nothing comes from ``knapgrad``.
+decisions, or of choices among options, with its local probabilities. Large ones get a table in long double. Nothing
+comes from ``knapgrad``.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import mpmath
@@ -87,10 +88,21 @@ class Truth:
         self.regularizer = regularizer
         self.gamma = mp.mpf(gamma)
         self.n = len(self.theta)
-        self._states: dict[tuple[int, int], Decision] = {}
-        self.log_probs: dict[Subset, Any] = dict(self._paths(self.n, self.capacity))
+        self._states: dict[tuple[int, int], Any] = {}
 
-    def state(self, i: int, c: int) -> Decision:
+    @cached_property
+    def log_probs(self) -> dict[Subset, Any]:
+        return dict(self._paths(self.steps, self.capacity))
+
+    @property
+    def steps(self) -> int:
+        return self.n
+
+    def of(self, theta: Sequence[Any]) -> Truth:
+        """The same instance with other scores."""
+        return Truth(theta, self.weights, self.limits, self.regularizer, self.gamma)
+
+    def state(self, i: int, c: int) -> Any:
         """The decision on item ``i`` (from 1) with capacity ``c`` left for items 1..i; its value is V[i, c]."""
         if (i, c) not in self._states:
             self._states[i, c] = self._decide(i, c)
@@ -122,7 +134,7 @@ class Truth:
 
     @property
     def value(self) -> float:
-        return float(self.state(self.n, self.capacity).value)
+        return float(self.state(self.steps, self.capacity).value)
 
     @property
     def probabilities(self) -> dict[Subset, Any]:
@@ -155,20 +167,106 @@ class Truth:
 
     def divergence(self, prior: Sequence[float]) -> float:
         """``value(prior) + Omega(y) - <prior, y>`` at the mean y; ``Omega(y) = <theta, y> - value(theta)``."""
-        other = Truth(prior, self.weights, self.limits, self.regularizer, self.gamma)
-        mean = self.mean()
+        other, mean = self.of(prior), self.mean()
         inner = sum((y * (t - p) for y, t, p in zip(mean, self.theta, other.theta) if y), mp.mpf(0))
-        return float(other.state(self.n, self.capacity).value - self.state(self.n, self.capacity).value + inner)
+        return float(other.state(self.steps, self.capacity).value - self.state(self.steps, self.capacity).value + inner)
 
     def vjp(self, z: Sequence[float]) -> np.ndarray:
         """``H z`` by central differences of the mean: the Jacobian is a Hessian, hence symmetric."""
         step = mp.mpf(10) ** -14 * self.gamma
 
         def shifted(sign: int) -> list[Any]:
-            theta = [t + sign * step * mp.mpf(float(x)) for t, x in zip(self.theta, z)]
-            return Truth(theta, self.weights, self.limits, self.regularizer, self.gamma).mean()
+            return self.of([t + sign * step * mp.mpf(float(x)) for t, x in zip(self.theta, z)]).mean()
 
         return np.array([float((up - down) / (2 * step)) for up, down in zip(shifted(1), shifted(-1))])
+
+
+class Shares(NamedTuple):
+    """The smoothed choice of a group: its value and the probability of each leaf."""
+
+    value: Any
+    shares: tuple[Any, ...]
+
+
+class ChoiceTruth(Truth):
+    """One instance of groups of so many options each, by recursion over (groups left, capacity left).
+
+    Scores, weights and selections are flat, group by group. The leaves of a group are its options, and before them "no
+    pick" if it is optional.
+    """
+
+    def __init__(self, theta, weights, limits: Limits, regularizer: str, gamma, options: int, optional: bool) -> None:
+        self.options, self.optional = options, optional
+        super().__init__(theta, weights, limits, regularizer, gamma)
+
+    @property
+    def steps(self) -> int:
+        return self.n // self.options
+
+    def of(self, theta: Sequence[Any]) -> ChoiceTruth:
+        limits = self.limits, self.regularizer, self.gamma
+        return ChoiceTruth(theta, self.weights, *limits, self.options, self.optional)
+
+    def _leaves(self, k: int) -> list[tuple[Subset, Any, int]]:
+        """Of group ``k`` (from 1): what is picked, its score, its weight."""
+        none = [((0,) * self.options, mp.mpf(0), 0)] if self.optional else []
+        first = (k - 1) * self.options
+        return none + [
+            (_only(o, self.options), self.theta[first + o], self.weights[first + o]) for o in range(self.options)
+        ]
+
+    def _decide(self, i: int, c: int) -> Shares:
+        if i == 0:
+            return Shares(super()._decide(0, c).value, ())
+        values = [
+            score + self.state(i - 1, c - weight).value if weight <= c else -mp.inf
+            for _, score, weight in self._leaves(i)
+        ]
+        return self._tree(values, 0, len(values))
+
+    def _tree(self, values: list[Any], low: int, high: int) -> Shares:
+        """The second half of the leaves low..high-1 against the first."""
+        if high - low == 1:
+            return Shares(values[low], (mp.mpf(1),))
+        middle = low + (high - low) // 2
+        skipped, picked = self._tree(values, low, middle), self._tree(values, middle, high)
+        here = decide(picked.value, skipped.value, self.regularizer, self.gamma)
+        return Shares(here.value, (*(here.skip * x for x in skipped.shares), *(here.pick * x for x in picked.shares)))
+
+    def _paths(self, i: int, c: int) -> Iterator[tuple[Subset, Any]]:
+        here = self.state(i, c)
+        if here.value == -mp.inf:
+            return
+        if i == 0:
+            yield (), mp.mpf(0)
+            return
+        for (picked, _, weight), share in zip(self._leaves(i), here.shares):
+            if share > 0:
+                for y, log_prob in self._paths(i - 1, c - weight):
+                    yield y + picked, log_prob + mp.log(share)
+
+
+def _only(o: int, options: int) -> Subset:
+    return tuple(int(j == o) for j in range(options))
+
+
+def choices(groups: int, options: int, optional: bool) -> list[Subset]:
+    """All selections, flat: one option of each group, or at most one."""
+    picks = ([(0,) * options] if optional else []) + [_only(o, options) for o in range(options)]
+    return [sum(y, ()) for y in itertools.product(picks, repeat=groups)]
+
+
+@lru_cache(maxsize=4096)
+def _choice_truth(theta, weights, limits, regularizer, gamma, options, optional) -> ChoiceTruth:
+    return ChoiceTruth(theta, weights, limits, regularizer, gamma, options, optional)
+
+
+def choice_truth(
+    theta, weights, limits: Limits, regularizer: str, gamma=1.0, *, options: int, optional: bool = False
+) -> ChoiceTruth:
+    """The (remembered) truth about one instance of choices; theta and weights are flat."""
+    flat = tuple(map(float, theta)), tuple(map(int, weights))
+    return _choice_truth(*flat, limits, regularizer, float(gamma), options, optional)
 
 
 @lru_cache(maxsize=4096)
@@ -181,21 +279,24 @@ def truth(theta, weights, limits: Limits, regularizer: str, gamma=1.0) -> Truth:
     return _truth(tuple(map(float, theta)), tuple(map(int, weights)), limits, regularizer, float(gamma))
 
 
-def optimum(theta, weights, limits: Limits) -> tuple[float, list[Subset]]:
-    """The largest ``<theta, y>`` over the feasible subsets, and all subsets that reach it (exact ties)."""
+def optimum(theta, weights, limits: Limits, among: Iterable[Subset] | None = None) -> tuple[float, list[Subset]]:
+    """The largest ``<theta, y>`` over the feasible subsets, -inf if there is none, and all subsets that reach it (exact
+    ties)."""
     scores = {}
-    for y in subsets(len(theta)):
+    for y in subsets(len(theta)) if among is None else among:
         masked = any(p and t == -np.inf for p, t in zip(y, theta))
         if feasible(y, weights, limits) and not masked:
             scores[y] = sum((mp.mpf(float(t)) for p, t in zip(y, theta) if p), mp.mpf(0))
-    best = max(scores.values())
+    best = max(scores.values(), default=-mp.inf)
     return float(best), [y for y, score in scores.items() if score == best]
 
 
-def gibbs(theta, weights, limits: Limits, gamma=1.0) -> tuple[float, dict[Subset, Any]]:
+def gibbs(
+    theta, weights, limits: Limits, gamma=1.0, among: Iterable[Subset] | None = None
+) -> tuple[float, dict[Subset, Any]]:
     """``gamma log sum_y exp(<theta, y>/gamma)`` over the feasible subsets, and the softmax distribution on them."""
     mass = {}
-    for y in subsets(len(theta)):
+    for y in subsets(len(theta)) if among is None else among:
         if feasible(y, weights, limits):
             score = sum((mp.mpf(float(t)) for p, t in zip(y, theta) if p), mp.mpf(0))
             mass[y] = mp.exp(score / mp.mpf(gamma))

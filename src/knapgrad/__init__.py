@@ -11,7 +11,8 @@ NumPy arrays, torch tensors and JAX arrays go in and come out. Layers, losses an
 from importlib import import_module
 from types import ModuleType
 
-from knapgrad.constraints import Knapsack, TopK
+from knapgrad.budgets import frontier
+from knapgrad.constraints import Knapsack, MultipleChoice, TopK
 from knapgrad.ops import divergence, entropy, fenchel_young_loss, log_prob, relax, sample, solve, value
 from knapgrad.regularizers import Gini, Shannon, Tsallis
 
@@ -19,12 +20,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Gini",
     "Knapsack",
+    "MultipleChoice",
     "Shannon",
     "TopK",
     "Tsallis",
     "divergence",
     "entropy",
     "fenchel_young_loss",
+    "frontier",
     "log_prob",
     "relax",
     "sample",

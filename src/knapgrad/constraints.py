@@ -1,4 +1,4 @@
-"""What may be selected: TopK and Knapsack, the checks of their arguments, and their lattices."""
+"""What may be selected: TopK, Knapsack and MultipleChoice, the checks of their arguments, and their lattices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 
 from knapgrad import backends
+from knapgrad.arguments import check_broadcast, check_optional, integers, is_exact, largest_of, marked, shown, slack_of
 from knapgrad.lattice import Lattice, lattice_of
+from knapgrad.real import Converted, Scale, convert
 from knapgrad.values import Value
 
 
 class Constraint(Value, ABC):
     """A set of feasible selections. It is a value: it can be compared, hashed, pickled and copied, but not changed."""
 
+    event_dims = 1  # how many of the last dimensions of theta belong to one instance
+    max_capacity: int | None
     copies: dict[Any, Any]  # of its lattice on devices, kept by the backend of a framework
+    _largest: int | None  # capacity, or k, of all instances; None if they are traced
+    _exactly: bool | None  # whether all of it must be used; None if a least weight is something else, or traced
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         constraint = super().__new__(cls)
@@ -24,17 +30,31 @@ class Constraint(Value, ABC):
 
     @abstractmethod
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError unless the constraint fits a theta of that shape, (*batch, n)."""
+        """Raises ValueError unless the constraint fits a theta of that shape, (*batch, *event)."""
 
     @abstractmethod
     def lattice(self, n: int) -> Lattice:
         """What the kernels need to know, for n items: NumPy arrays, or arrays that JAX traces."""
 
+    def lightest(self, event: tuple[int, ...]) -> Any:
+        """What every selection weighs at least, 0 or integers that broadcast to the batch; the lattice is without
+        it."""
+        return 0
+
+    def flat(self, backend: backends.Backend, x: Any, is_selection: bool = False) -> Any:
+        """Scores or selections (*batch, *event) as the kernels take them, (*batch, n), with those of picking no option
+        where that is an item of the kernels."""
+        return x
+
+    def whole(self, flat: Any, event: tuple[int, ...]) -> Any:
+        """The reverse, without those of picking no option."""
+        return flat
+
     def contains(self, y: Any) -> Any:
         """Whether selections are feasible: zeros and ones whose weight, or number, is within the limits.
 
         Args:
-            y: selections (*batch, n), or with dimensions of samples in front; of any framework.
+            y: selections of theta's shape, or with dimensions of samples in front; of any framework.
 
         Returns:
             Truth values (*batch,) or (*samples, *batch), in y's framework.
@@ -47,12 +67,16 @@ class Constraint(Value, ABC):
         if backend is None:
             raise TypeError(f"y must be a NumPy array, a torch tensor or a JAX array, got {type(y).__name__}")
         self.check(y.shape)
+        y = self.flat(backend, y, is_selection=True)
         lattice = backend.lattice(self, y)
         with backend.exact():
             weights = backend.array(lattice.weights, y, "weights")
             capacity = backend.array(lattice.capacity, y, "capacity")
             used = backend.sum_double(backend.double(y) * weights)
             inside = ((y == 0) | (y == 1)).all(-1) & (used <= capacity)
+            if lattice.options:
+                groups = y.shape[-1] // lattice.options  # not -1, which an empty batch leaves open
+                inside = inside & (y.reshape((*y.shape[:-1], groups, lattice.options)).sum(-1) == 1).all(-1)
             if lattice.slack is None:
                 return inside
             return inside & (used >= capacity - backend.array(lattice.slack, y, "slack"))
@@ -80,34 +104,92 @@ class TopK(Constraint):
     max_capacity: int | None
     _marked: Any
     _slack: Any
-    _largest: int | None
 
     def __init__(self, k: Any, *, at_least: Any = None, max_capacity: int | None = None) -> None:
-        k = _integers("k", k, "the number of items to pick")
-        largest = _largest("k", k, max_capacity)
+        k = integers("k", k, "the number of items to pick")
+        largest = largest_of("k", k, max_capacity)
         if at_least is None:
             slack: Any = np.zeros((), np.int64)
         else:
-            at_least = _integers("at_least", at_least, "the least number of items to pick")
-            slack = _slack("k", k, at_least)
-        self._keep(k=_shown(k), at_least=_shown(at_least), max_capacity=max_capacity, _largest=largest)
-        self._keep(_marked=_marked(k, max_capacity, at_least), _slack=slack)
+            at_least = integers("at_least", at_least, "the least number of items to pick")
+            slack = slack_of("k", k, at_least)
+        self._keep(k=shown(k), at_least=shown(at_least), max_capacity=max_capacity, _largest=largest)
+        self._keep(_marked=marked(k, max_capacity, at_least), _slack=slack, _exactly=is_exact(slack))
 
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
         if self._largest is not None and self._largest > n:
             raise ValueError(f"k must be in 0..n, got {self._largest} for n = {n} items; lower k, or add items")
-        _check_broadcast("k", self.k.shape, shape[:-1], "the batch shape of theta")
+        check_broadcast("k", self.k.shape, shape[:-1], "the batch shape of theta")
         if self.at_least is not None:
-            _check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
+            check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
 
     def lattice(self, n: int) -> Lattice:
+        if n in self.copies:
+            return self.copies[n]
         largest = self._largest if self.max_capacity is None else self.max_capacity
         reach = n if largest is None else min(largest, n)
-        return Lattice(np.ones(n, np.int64), self._marked, self._slack, reach=reach, heaviest=min(n, 1))
+        lattice = Lattice(np.ones(n, np.int64), self._marked, self._slack, reach=reach, heaviest=min(n, 1))
+        if isinstance(self._marked, np.ndarray) and isinstance(self._slack, (np.ndarray, type(None))):  # not traced
+            self.copies[n] = lattice
+        return lattice
 
 
-class Knapsack(Constraint):
+class Weighted(Constraint):
+    """A constraint on total weight, which may stand for real numbers: a weight of c units means ``offset + unit * c``.
+
+    The integers of ``Knapsack(...)`` and ``MultipleChoice(...)`` stand for themselves. Those of ``from_real`` have:
+
+    Attributes:
+        unit: the real weight of one unit; an array if it differs by instance.
+        offset: the real weight of the lightest options of required groups, which are not in the integers.
+        exact: whether the integers accept the same selections as the real numbers.
+    """
+
+    weights: Any
+    capacity: Any
+    at_least: Any
+    max_capacity: int | None
+    scale: Scale | None
+
+    @classmethod
+    def _from(cls, converted: Converted, **arguments: Any) -> Any:
+        scale = Scale(converted.unit, converted.offset, exact=converted.optimistic is None)
+        if converted.optimistic is not None:
+            optimistic = cls(**converted.optimistic._asdict(), **arguments, scale=scale)
+            scale = Scale(scale.unit, scale.offset, exact=False, optimistic=optimistic)
+        return cls(**converted.integers._asdict(), **arguments, scale=scale)
+
+    @property
+    def unit(self) -> Any:
+        return 1 if self.scale is None else self.scale.unit
+
+    @property
+    def offset(self) -> Any:
+        return 0 if self.scale is None else self.scale.offset
+
+    @property
+    def exact(self) -> bool:
+        return self.scale is None or self.scale.exact
+
+    @property
+    def optimistic(self) -> Any:
+        """The same constraint with weights rounded down, so that its optimum is an upper bound of the true one; itself
+        if it is exact."""
+        return self if self.scale is None or self.scale.optimistic is None else self.scale.optimistic
+
+    @property
+    def budgets(self) -> np.ndarray:
+        """The real capacities that 0..C units stand for, C being the largest capacity: (C + 1,), or
+        (*batch, C + 1) if units differ."""
+        known = isinstance(self.capacity, np.ndarray)
+        largest = int(self.capacity.max(initial=0)) if known else self.max_capacity
+        if largest is None:
+            raise ValueError("capacity is traced by JAX, and there are no budgets to list; give max_capacity=...")
+        return (self.scale or Scale()).budgets(largest)
+
+
+class Knapsack(Weighted):
     """Items whose total weight is at most the capacity, and at least ``at_least``.
 
     Args:
@@ -115,12 +197,13 @@ class Knapsack(Constraint):
             capacity is out.
         capacity: a non-negative integer, or integers broadcastable to the batch of theta. Time and scratch memory
             grow with it (at most with the total weight), so divide weights and capacity by a common factor if there
-            is one.
+            is one; :meth:`from_real` does that.
         at_least: the least total weight, in 0..capacity, with the same types and shapes as the capacity.
             ``at_least=capacity`` means exactly that weight.
         max_capacity: an upper bound of the capacity, which fixes the width of the tables, so that nothing is compiled
             again when the capacity changes from call to call or is traced by JAX. A traced capacity above it gives
             NaN. Not needed if the weights are known: no table is wider than their sum.
+        scale: what the integers stand for, set by :meth:`from_real`.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.solve(np.array([3.0, 2.0, 2.0]), kg.Knapsack([3, 2, 2], 4))
@@ -129,26 +212,65 @@ class Knapsack(Constraint):
     array([1., 0., 0.])
     """
 
-    weights: Any
-    capacity: Any
-    at_least: Any
-    max_capacity: int | None
     _lattice: Lattice
 
-    def __init__(self, weights: Any, capacity: Any, *, at_least: Any = 0, max_capacity: int | None = None) -> None:
-        weights = _integers("weights", weights, "one weight per item")
+    def __init__(
+        self,
+        weights: Any,
+        capacity: Any,
+        *,
+        at_least: Any = 0,
+        max_capacity: int | None = None,
+        scale: Scale | None = None,
+    ) -> None:
+        weights = integers("weights", weights, "one weight per item")
         if weights.ndim == 0:
             raise ValueError(
                 "weights must have one entry per item, got a single number; for equal weights use np.full(n, weight)"
             )
-        capacity = _integers("capacity", capacity, "the largest total weight")
-        at_least = _integers("at_least", at_least, "the least total weight")
-        largest = _largest("capacity", capacity, max_capacity)
-        slack = _slack("capacity", capacity, at_least)
-        marked = _marked(capacity, max_capacity, at_least, weights)
-        lattice = lattice_of(weights, marked, slack, largest if max_capacity is None else max_capacity)
-        self._keep(weights=_shown(weights), capacity=_shown(capacity), at_least=_shown(at_least))
-        self._keep(max_capacity=max_capacity, _lattice=lattice)
+        capacity = integers("capacity", capacity, "the largest total weight")
+        at_least = integers("at_least", at_least, "the least total weight")
+        largest = largest_of("capacity", capacity, max_capacity)
+        slack = slack_of("capacity", capacity, at_least)
+        checked = marked(capacity, max_capacity, at_least, weights)
+        lattice = lattice_of(weights, checked, slack, largest if max_capacity is None else max_capacity)
+        self._keep(weights=shown(weights), capacity=shown(capacity), at_least=shown(at_least))
+        self._keep(max_capacity=max_capacity, scale=_checked_scale(scale), _lattice=lattice)
+        self._keep(_largest=largest, _exactly=is_exact(slack))
+
+    @classmethod
+    def from_real(cls, weights: Any, capacity: Any, *, at_least: Any = 0, resolution: int | None = None) -> Knapsack:
+        """The constraint for real weights, such as prices or sizes.
+
+        If the weights are decimals with a common unit, of which the capacity has at most ``resolution``, it is exact:
+        it accepts the same selections. Numbers count as they are printed: three times 0.1 is 0.3.
+
+        Otherwise ``unit = capacity / resolution`` (one per instance) and weights are rounded up to whole units, so
+        that what fits in units fits in truth: the sum of the weights, as given and in any order, does not exceed the
+        capacity, to the last float. A least weight is raised by what rounding can overstate, below one unit per
+        item, so that it holds too. :attr:`optimistic` tells what rounding costs.
+
+        Args:
+            weights: non-negative numbers, (n,) or broadcastable to theta; NumPy, torch, JAX or lists.
+            capacity: a non-negative number, or numbers broadcastable to the batch of theta.
+            at_least: the least total weight, with the same types and shapes as the capacity.
+            resolution: how many units the capacity is cut into at most; time and memory grow with it. None means
+                10,000, or 100 per item if that is more.
+
+        >>> import numpy as np, knapgrad as kg
+        >>> prices, theta = np.array([3.57, 2.1, 2.94]), np.array([3.0, 2.0, 2.5])
+        >>> budget = kg.Knapsack.from_real(prices, 5.1)
+        >>> budget.weights, budget.capacity, budget.unit, budget.exact
+        (array([17, 10, 14]), array(24), 0.21, True)
+        >>> kg.solve(theta, budget), float(budget.budgets[-1])
+        (array([0., 1., 1.]), 5.04)
+        >>> sizes = np.array([np.pi, np.e, np.sqrt(2.0)])
+        >>> limit = kg.Knapsack.from_real(sizes, 4.5)
+        >>> y, bound = kg.solve(theta, limit), kg.solve(theta, limit.optimistic)
+        >>> limit.exact, bool(y @ sizes <= 4.5), float(theta @ bound - theta @ y)
+        (False, True, 0.0)
+        """
+        return cls._from(convert(weights, capacity, at_least, resolution, optional=True, per_item=True))
 
     def check(self, shape: tuple[int, ...]) -> None:
         if self.weights.shape[-1] != shape[-1]:
@@ -156,20 +278,186 @@ class Knapsack(Constraint):
                 f"weights must have one entry per item: got {self.weights.shape[-1]} for theta of shape "
                 f"{tuple(shape)}, which has n = {shape[-1]} items"
             )
-        _check_broadcast("weights", self.weights.shape, shape, "theta")
-        _check_broadcast("capacity", self.capacity.shape, shape[:-1], "the batch shape of theta")
-        _check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
+        check_broadcast("weights", self.weights.shape, shape, "theta")
+        check_broadcast("capacity", self.capacity.shape, shape[:-1], "the batch shape of theta")
+        check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
 
     def lattice(self, n: int) -> Lattice:
         return self._lattice
 
 
-def _shown(x: Any) -> Any:
-    """A read-only view, for users. Kernels keep the writeable array: they would copy a read-only one in each call."""
-    if isinstance(x, np.ndarray):
-        x = x.view()
-        x.flags.writeable = False
-    return x
+class MultipleChoice(Weighted):
+    """One option per group, whose total weight is at most the capacity, and at least ``at_least``.
+
+    Scores and results have the shape (*batch, groups, options). Where groups have different numbers of options, the
+    scores of those that are not there are -inf.
+
+    Args:
+        weights: non-negative integers (groups, options), or (options,) if they are the same for all groups, or
+            broadcastable to theta. An option heavier than the capacity is out.
+        capacity: a non-negative integer, or integers broadcastable to the batch of theta. Time and scratch memory grow
+            with what it leaves beyond the lightest option of each group.
+        at_least: the least total weight, in 0..capacity, with the same types and shapes as the capacity.
+        optional: whether a group may stay without any option, which weighs nothing and scores 0.
+        max_capacity: an upper bound of the capacity, as for :class:`Knapsack`.
+        scale: what the integers stand for, set by :meth:`from_real`.
+
+    For :class:`Gini` and :class:`Tsallis` the options of a group are compared two by two, in a balanced tree. Equal
+    options get equal shares where their number (one more if optional) is a power of two; otherwise they are up to 1.21
+    and 1.15 times apart. For :class:`Shannon` shares of equal options are always equal.
+
+    >>> import numpy as np, knapgrad as kg
+    >>> kg.solve(np.array([[3.0, 5.0], [1.0, 2.0]]), kg.MultipleChoice([[1, 4], [1, 2]], capacity=5))
+    array([[0., 1.],
+           [1., 0.]])
+    """
+
+    event_dims = 2
+    optional: bool
+    _marked: Any
+    _slack: Any
+    _bound: int | None
+
+    def __init__(
+        self,
+        weights: Any,
+        capacity: Any,
+        *,
+        at_least: Any = 0,
+        optional: bool = False,
+        max_capacity: int | None = None,
+        scale: Scale | None = None,
+    ) -> None:
+        weights = integers("weights", weights, "one weight per option")
+        if weights.ndim == 0 or weights.shape[-1] == 0:
+            raise ValueError(
+                "weights must have one entry per option, of shape (groups, options) or (options,); got shape "
+                f"{tuple(weights.shape)}"
+            )
+        check_optional(optional)
+        capacity = integers("capacity", capacity, "the largest total weight")
+        at_least = integers("at_least", at_least, "the least total weight")
+        largest = largest_of("capacity", capacity, max_capacity)
+        slack = slack_of("capacity", capacity, at_least)
+        flat = weights if isinstance(weights, np.ndarray) else weights.reshape((*weights.shape[:-2], -1))
+        self._keep(_marked=marked(capacity, max_capacity, at_least, flat), _slack=slack)
+        self._keep(_bound=largest if max_capacity is None else max_capacity, _largest=largest, _exactly=is_exact(slack))
+        self._keep(weights=shown(weights), capacity=shown(capacity), at_least=shown(at_least))
+        self._keep(optional=bool(optional), max_capacity=max_capacity, scale=_checked_scale(scale))
+        if weights.ndim > 1 and isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray):
+            self.lattice(weights.shape[-2] * self._columns)  # now, since torch.compile cannot trace it
+
+    @classmethod
+    def from_real(
+        cls,
+        weights: Any,
+        capacity: Any,
+        *,
+        at_least: Any = 0,
+        optional: bool = False,
+        resolution: int | None = None,
+    ) -> MultipleChoice:
+        """The constraint for real weights, exact or rounded safely, as :meth:`Knapsack.from_real`.
+
+        Of required groups only the excess over the lightest option is rounded; :attr:`offset` is the sum of the
+        lightest, so the lightest option of a group weighs 0 units, and ``unit = (capacity - offset) / resolution``.
+
+        Args:
+            weights: non-negative numbers (groups, options), or (*batch, groups, options). An option that is not
+                there, whose score is -inf, may have any weight; that of another option of its group is best.
+            capacity: a non-negative number, or numbers broadcastable to the batch of theta.
+            at_least: the least total weight, with the same types and shapes as the capacity.
+            optional: whether a group may stay without any option.
+            resolution: as for :meth:`Knapsack.from_real`, by default 10,000, or 100 per group if that is more.
+
+        >>> import numpy as np, knapgrad as kg
+        >>> parameters, bits = np.array([[7.1e9], [2.3e9]]), np.array([2, 4, 8, 16])
+        >>> memory = kg.MultipleChoice.from_real(parameters * bits, 7.6e10)
+        >>> y = kg.solve(np.array([[0.0, 2.0, 3.0, 3.1], [0.0, 1.0, 4.0, 5.0]]), memory)
+        >>> float((y * parameters * bits).sum()), memory.exact, memory.offset
+        (75200000000.0, True, 18800000000.0)
+        """
+        check_optional(optional)
+        converted = convert(weights, capacity, at_least, resolution, optional=bool(optional), per_item=False)
+        return cls._from(converted, optional=optional)
+
+    @property
+    def _columns(self) -> int:
+        """How many items of the kernels a group has."""
+        options = self.weights.shape[-1]
+        return options + 1 if self.optional and options > 1 else options
+
+    @property
+    def _is_knapsack(self) -> bool:
+        """An optional group of one option is an item of a knapsack."""
+        return self.optional and self.weights.shape[-1] == 1
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        if len(shape) < 2:
+            raise ValueError(f"theta must have the shape (*batch, groups, options), got {tuple(shape)}")
+        if self.weights.shape[-1] != shape[-1]:
+            raise ValueError(
+                f"weights must have one entry per option: got {self.weights.shape[-1]} for theta of shape "
+                f"{tuple(shape)}, which has {shape[-1]} options per group"
+            )
+        if self.scale is not None and self.weights.shape[-2] != shape[-2]:
+            raise ValueError(
+                f"weights must have one row per group: got {self.weights.shape[-2]} for theta of shape {tuple(shape)}, "
+                f"which has {shape[-2]} groups; a unit and an offset are for a number of groups"
+            )
+        check_broadcast("weights", self.weights.shape, shape, "theta")
+        check_broadcast("capacity", self.capacity.shape, shape[:-2], "the batch shape of theta")
+        check_broadcast("at_least", self.at_least.shape, shape[:-2], "the batch shape of theta")
+
+    def lattice(self, n: int) -> Lattice:
+        """Without the lightest option of each required group: it is used in any case."""
+        if n not in self.copies:
+            lattice = self._lattice(n // self._columns)
+            if not isinstance(lattice.weights, np.ndarray) or not isinstance(lattice.capacity, np.ndarray):
+                return lattice  # traced
+            self.copies[n] = lattice
+        return self.copies[n]
+
+    def lightest(self, event: tuple[int, ...]) -> Any:
+        """The lightest option of every required group."""
+        if self.optional:
+            return super().lightest(event)
+        groups, lightest = event[0], self.weights.min(-1)
+        total = lightest * groups if lightest.ndim == 0 else lightest.sum(-1) * (groups // max(lightest.shape[-1], 1))
+        return np.asarray(total) if isinstance(self.weights, np.ndarray) else total
+
+    def _lattice(self, groups: int) -> Lattice:
+        weights, bound = self.weights, self._bound
+        if not self.optional:
+            weights = weights - weights.min(-1)[..., None]
+        elif self._columns > 1:
+            backend: Any = backends.backend_of(weights)  # of JAX if they are traced
+            weights = backend.concatenate([0 * weights[..., :1], weights], -1)
+        if weights.ndim == 1 or weights.shape[-2] != groups:
+            rows = weights[None] if weights.ndim == 1 else weights
+            weights = rows + np.zeros((groups, 1), rows.dtype)
+        weights = weights.reshape((*weights.shape[:-2], -1))
+        lightest, capacity, slack = self.lightest((groups,)), self._marked, self._slack
+        known = isinstance(lightest, np.ndarray) and isinstance(capacity, np.ndarray)
+        if not self.optional:
+            capacity = capacity - lightest
+            bound = None if bound is None else max(bound - (int(lightest.min()) if known else 0), 0)
+            if known:
+                capacity = np.asarray(capacity)
+                if (capacity < 0).any():  # nothing is feasible
+                    slack = np.where(capacity < 0, -1, capacity if slack is None else slack)
+                    capacity = np.maximum(capacity, 0)
+        return lattice_of(weights, capacity, slack, bound, 0 if self._is_knapsack else self._columns)
+
+    def flat(self, backend: backends.Backend, x: Any, is_selection: bool = False) -> Any:
+        if self._columns > x.shape[-1]:
+            unpicked = 1 - x.sum(-1) if is_selection else backend.array(0.0, x, "theta")
+            first = backend.broadcast_to(unpicked[..., None], (*x.shape[:-1], 1))
+            x = backend.concatenate([backend.as_type(first, x), x], -1)
+        return x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+
+    def whole(self, flat: Any, event: tuple[int, ...]) -> Any:
+        return flat.reshape((*flat.shape[:-1], event[0], self._columns))[..., self._columns - event[1] :]
 
 
 def check_constraint(constraint: Any) -> None:
@@ -177,117 +465,12 @@ def check_constraint(constraint: Any) -> None:
         is_class = isinstance(constraint, type)
         given = f"{constraint.__name__} (a class: call it)" if is_class else type(constraint).__name__
         raise TypeError(
-            f"constraint must be a knapgrad.TopK or a knapgrad.Knapsack, got {given}; "
+            f"constraint must be a knapgrad.TopK, a knapgrad.Knapsack or a knapgrad.MultipleChoice, got {given}; "
             "for example knapgrad.TopK(3) or knapgrad.Knapsack(weights, capacity)"
         )
 
 
-def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Sizes equal or 1, aligned at the right; the target itself is never enlarged."""
-    if len(shape) == 0 or shape == target:
-        return True
-    return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape[::-1], target[::-1]))
-
-
-def _check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...], what: str) -> None:
-    if not broadcasts(shape, target):
-        raise ValueError(
-            f"{name} of shape {tuple(shape)} does not broadcast to {what}, which is {tuple(target)}; "
-            "give it one entry in all, or just that shape"
-        )
-
-
-def _largest(name: str, capacity: Any, max_capacity: Any) -> int | None:
-    """The largest entry of a capacity, which must not exceed the given bound; None if it is traced."""
-    if max_capacity is not None and (isinstance(max_capacity, bool) or not isinstance(max_capacity, (int, np.integer))):
-        raise TypeError(f"max_capacity must be an integer or None, got {max_capacity!r}")
-    if max_capacity is not None and max_capacity < 0:
-        raise ValueError(f"max_capacity must not be negative, got {max_capacity}")
-    if not isinstance(capacity, np.ndarray):
-        return None
-    largest = int(capacity.max(initial=0))
-    if max_capacity is not None and max_capacity < largest:
-        raise ValueError(f"max_capacity is {max_capacity}, and {name} is {largest} somewhere; give the largest {name}")
-    return largest
-
-
-def _slack(name: str, capacity: Any, at_least: Any) -> Any:
-    """How much of the capacity may stay unused; None if all of it may."""
-    known = isinstance(at_least, np.ndarray)
-    if known and not at_least.any():
-        return None
-    try:
-        slack = capacity - at_least
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"at_least of shape {at_least.shape} and {name} of shape {capacity.shape} do not broadcast; "
-            "both must broadcast to the batch of theta"
-        ) from None
-    if known and isinstance(capacity, np.ndarray) and (slack < 0).any():
-        least, limit = (np.broadcast_to(x, slack.shape) for x in (at_least, capacity))
-        raise ValueError(
-            f"at_least must not be above the {name}: it is {_offender(least, slack < 0)}, where the {name} is "
-            f"{limit[slack < 0][0]}; lower it, or raise the {name}"
-        )
-    return np.asarray(slack) if isinstance(slack, np.integer) else slack
-
-
-def _marked(capacity: Any, max_capacity: int | None, at_least: Any, weights: Any = None) -> Any:
-    """The capacity, and -1 in instances where a traced argument turns out to be invalid at run time."""
-    traced = [not (x is None or isinstance(x, np.ndarray)) for x in (capacity, at_least, weights)]
-    valid: Any = True
-    if traced[0]:
-        valid = capacity >= 0 if max_capacity is None else (capacity >= 0) & (capacity <= max_capacity)
-    if traced[1]:
-        valid = valid & (at_least >= 0)
-    if traced[2]:
-        valid = valid & (weights >= 0).all(-1)
-    return (capacity + 1) * valid - 1 if any(traced) else capacity
-
-
-_LIMIT = 2**60  # sums of two stay within int64
-
-
-def _integers(name: str, value: Any, meaning: str) -> Any:
-    """A non-negative int64 array of our own, from a list or any framework; a traced array is returned as it is."""
-    backend = backends.backend_of(value)
-    if backend is not None and backend.requires_grad(value):
-        raise ValueError(f"{name} requires a gradient, and selections have none for it; pass {name}.detach()")
-    try:
-        array = backends.numbers(value)
-    except Exception as error:
-        raise TypeError(
-            f"{name} must be integers with values to look at ({meaning}), got {type(value).__name__}: {error}"
-        ) from None
-    if not isinstance(array, np.ndarray):  # traced
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype}; convert it by .astype(int)")
-        return (
-            array if array.dtype in (np.int32, np.int64) else array.astype(np.int32)
-        )  # with room for a bound, and a sign
-    if array.size == 0 and array.dtype == np.float64:
-        array = array.astype(np.int64)  # an empty list
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype} from {type(value).__name__}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(
-            f"{name} must be finite whole numbers ({meaning}), got {_offender(array, ~np.isfinite(array))}"
-        )
-    if array.dtype.kind == "f" and not np.array_equal(array, np.rint(array)):
-        raise ValueError(
-            f"{name} must be whole numbers ({meaning}), got {_offender(array, array != np.rint(array))}; scale weights "
-            "and capacity by a common factor, for example by 100 for two decimals; if they are not whole then, round "
-            "the weights up and the capacity down, so that what fits in whole numbers fits in truth"
-        )
-    if array.size and array.min() < 0:
-        raise ValueError(f"{name} must not be negative ({meaning}), got {_offender(array, array < 0)}")
-    if array.size and array.max() >= _LIMIT:
-        raise ValueError(
-            f"{name} must be below 2**60, got {array.max()}; a capacity above the total weight is no limit at all"
-        )
-    return np.array(array, dtype=np.int64, order="C")
-
-
-def _offender(array: np.ndarray, bad: np.ndarray) -> str:
-    index = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"{array[index]}" + (f" at index {index if len(index) > 1 else index[0]}" if index else "")
+def _checked_scale(scale: Any) -> Scale | None:
+    if scale is not None and not isinstance(scale, Scale):
+        raise TypeError(f"scale must be a Scale or None, got {scale!r}; for real weights use from_real(...)")
+    return scale

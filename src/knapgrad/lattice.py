@@ -3,11 +3,14 @@
 A selection is a path through states (i, c), where c is the capacity that is left for items 1..i. It starts at
 (n, capacity), picking item i lowers c by its weight, and the path must end at some (0, c) with ``0 <= c <= slack``. A
 knapsack may leave all of its capacity unused, top-k none of it; a knapsack with a least weight is between the two.
+
+With options, items come in choices of so many, and a step from (k, c) to (k - 1, c - weight) picks one option of
+choice k. Staying without any is an option of weight 0, whose score is 0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ class Lattice:
             feasible. None if all of the capacity may stay unused, in every instance.
         reach: an upper bound of all capacities; tables have ``reach + 1`` columns.
         heaviest: an upper bound of the weights, except of items that never fit.
+        options: how many items in a row make one choice, of which exactly one is picked; 0 if each is picked or not.
     """
 
     weights: Any
@@ -34,17 +38,20 @@ class Lattice:
     slack: Any
     reach: int
     heaviest: int
+    options: int = 0
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # what kernels have worked out about it
 
     def replace(self, **changes: Any) -> Lattice:
         fields = {"weights": self.weights, "capacity": self.capacity, "slack": self.slack}
-        return Lattice(**{**fields, "reach": self.reach, "heaviest": self.heaviest, **changes})
+        numbers = {"reach": self.reach, "heaviest": self.heaviest, "options": self.options}
+        return Lattice(**{**fields, **numbers, **changes})
 
 
-def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None) -> Lattice:
+def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None, options: int = 0) -> Lattice:
     """The lattice of NumPy arrays, or of arrays that JAX traces. A capacity above the total weight is cut to it, and
     the slack is reduced by the same amount."""
     known_capacity = isinstance(capacity, np.ndarray)
-    total = _total(weights) if isinstance(weights, np.ndarray) else None
+    total = _total(weights, options) if isinstance(weights, np.ndarray) else None
     if total is not None and known_capacity and (capacity > total).any():
         cut = np.asarray(np.minimum(capacity, total))
         slack, capacity = None if slack is None else np.asarray(slack - (capacity - cut)), cut
@@ -58,10 +65,30 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
         )
     reach = min(limits)
     heaviest = min(int(weights.max(initial=0)), reach + 1) if total is not None else reach + 1
-    return Lattice(weights, capacity, slack, reach, heaviest)
+    return Lattice(weights, capacity, slack, reach, heaviest, options)
 
 
-def _total(weights: np.ndarray) -> np.ndarray:
-    """The total weight per instance. Large ones saturate, where integers would overflow."""
+def _total(weights: np.ndarray, options: int) -> np.ndarray:
+    """The largest total weight per instance. Large ones saturate, where integers would overflow."""
+    if options:
+        weights = weights.reshape(*weights.shape[:-1], -1, options).max(-1)
     rough = weights.sum(-1, dtype=np.float64)
     return np.where(rough < 2**53, weights.sum(-1), np.minimum(rough, 2.0**62).astype(np.int64))
+
+
+def tournament(options: int) -> np.ndarray:
+    """How the options of a choice are compared: a balanced tree of decisions between two, children before parents.
+
+    Rows (low, middle, high): options low..middle-1, which are skipped, against middle..high-1, which are picked.
+
+    >>> tournament(3).tolist()
+    [[1, 2, 3], [0, 1, 3]]
+    """
+
+    def nodes(low: int, high: int) -> list[tuple[int, int, int]]:
+        if high - low < 2:
+            return []
+        middle = low + (high - low) // 2
+        return [*nodes(low, middle), *nodes(middle, high), (low, middle, high)]
+
+    return np.array(nodes(0, options), np.int64).reshape(-1, 3)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from knapgrad.arguments import broadcasts
 from knapgrad.backends import Backend, backend_of
-from knapgrad.constraints import Constraint, broadcasts, check_constraint
+from knapgrad.constraints import Constraint, check_constraint
 from knapgrad.lattice import Lattice
-from knapgrad.regularizers import Regularizer, check_positive, check_regularizer
+from knapgrad.regularizers import Hard, Regularizer, check_positive, check_regularizer
 
 Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX array
 
@@ -27,7 +28,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
 
     Args:
         theta: scores (*batch, n); -inf takes an item out. NaN and +inf make the instance NaN.
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
 
     Returns:
         Zeros and ones (*batch, n), of theta's type. Time O(n C) per instance.
@@ -37,8 +38,9 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     array([0., 1., 1.])
     """
     backend = _checked(theta, constraint)
-    y = backend.solve(backend.computable(theta), backend.lattice(constraint, theta))
-    return backend.as_type(y, theta)
+    scores = backend.computable(constraint.flat(backend, theta))
+    y = backend.solve(scores, backend.lattice(constraint, scores))
+    return backend.as_type(constraint.whole(y, _event(theta, constraint)), theta)
 
 
 def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -49,7 +51,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -60,7 +62,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     np.True_
     """
     call = prepare(theta, constraint, regularizer)
-    return call.backend.as_type(_value(call, theta), theta)
+    return call.backend.as_type(_value(call, call.theta), theta)
 
 
 def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -72,7 +74,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -84,8 +86,8 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     array([0., 1., 1.])
     """
     call = prepare(theta, constraint, regularizer)
-    _, y = call.backend.operator(call.backend.computable(theta), *call.problem, True)
-    return call.backend.as_type(y, theta)
+    _, y = call.backend.operator(call.backend.computable(call.theta), *call.problem, True)
+    return call.backend.as_type(call.whole(y), theta)
 
 
 def sample(
@@ -98,7 +100,7 @@ def sample(
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         num_samples: how many selections per instance; None for one, without a dimension for it.
         rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), a key (JAX), or None for the global
@@ -116,9 +118,9 @@ def sample(
     if num_samples is not None and (not isinstance(num_samples, (int, np.integer)) or num_samples < 0):
         raise ValueError(f"num_samples must be a non-negative integer or None, got {num_samples!r}")
     backend = call.backend
-    scores = backend.computable(theta)
-    uniforms = backend.uniforms(rng, (1 if num_samples is None else int(num_samples), *theta.shape), scores)
-    y = backend.as_type(backend.sample(scores, uniforms, *call.problem), theta)
+    scores = backend.computable(call.theta)
+    uniforms = backend.uniforms(rng, (1 if num_samples is None else int(num_samples), *scores.shape), scores)
+    y = backend.as_type(call.whole(backend.sample(scores, uniforms, *call.problem)), theta)
     return y[0] if num_samples is None else y
 
 
@@ -132,7 +134,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     Args:
         theta: scores (*batch, n).
         y: zeros and ones of theta's shape, or with dimensions of samples in front.
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -154,13 +156,13 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     seen = backend.known(y)
     if seen is not None and not ((seen == 0) | (seen == 1)).all():
         raise ValueError("y must be a selection of zeros and ones; for soft targets use knapgrad.fenchel_young_loss")
-    scores, y = backend.double(theta), backend.double(y)
+    scores, selections = backend.double(call.theta), backend.double(constraint.flat(backend, y, is_selection=True))
     if regularizer.name == "shannon":
         optimum, _ = backend.operator(scores, *call.problem, backend.differentiates(scores, call.gamma))
-        result = gibbs_log_prob(backend, scores, y, optimum, call.gamma, constraint)
+        result = gibbs_log_prob(backend, scores, selections, optimum, call.gamma, constraint.contains(y))
     else:
-        flat = y.reshape((prod(y.shape[: y.ndim - theta.ndim]), *theta.shape))
-        result = backend.log_prob(scores, flat, *call.problem).reshape(y.shape[:-1])
+        flat = selections.reshape((prod(y.shape[: y.ndim - theta.ndim]), *scores.shape))
+        result = backend.log_prob(scores, flat, *call.problem).reshape(selections.shape[:-1])
     return backend.as_type(result, theta)
 
 
@@ -171,7 +173,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -183,7 +185,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
     np.True_
     """
     call = prepare(theta, constraint, regularizer)
-    result = call.backend.entropy(call.backend.double(theta), *call.problem)
+    result = call.backend.entropy(call.backend.double(call.theta), *call.problem)
     return call.backend.as_type(result, theta)
 
 
@@ -197,7 +199,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     Args:
         theta: scores (*batch, n).
         target: a selection, or a point in the convex hull of the feasible ones, of theta's shape.
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -212,7 +214,8 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     target = backend.array(target, theta, "target")
     if target.shape != theta.shape:
         raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
-    loss = _value(call, theta) - inner(backend, backend.computable(theta), target)
+    score = inner(backend, backend.computable(call.theta), call.flat(target))
+    loss = _value(call, call.theta) - score
     return backend.as_type(loss, theta)
 
 
@@ -226,7 +229,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK` or :class:`Knapsack`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         prior: scores broadcastable to theta; None for 0, which prefers no item.
 
@@ -242,8 +245,8 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     prior = backend.array(0.0 if prior is None else prior, theta, "prior")
     if not broadcasts(prior.shape, theta.shape):
         raise ValueError(f"prior must broadcast to theta, {tuple(theta.shape)}, got {tuple(prior.shape)}")
-    prior = backend.as_type(backend.broadcast_to(prior, theta.shape), theta)
-    scores, prior = backend.computable(theta), backend.computable(prior)
+    prior = call.flat(backend.as_type(backend.broadcast_to(prior, theta.shape), theta))
+    scores, prior = backend.computable(call.theta), backend.computable(prior)
     optimum, y = backend.operator(scores, *call.problem, True)
     gap = _value(call, prior) - call.gamma * optimum
     return backend.as_type(gap + inner(backend, scores, y) - inner(backend, prior, y), theta)
@@ -253,27 +256,45 @@ class Call(NamedTuple):
     """A call whose arguments were checked."""
 
     backend: Backend
+    theta: Any  # as the kernels take it, (*batch, n)
     gamma: Any  # a number or an array
-    problem: tuple[
-        Lattice, Any, str
-    ]  # what every operation of a backend takes: lattice, gamma as an array, regularizer
+    problem: tuple[Lattice, Any, str]  # what every operation of a backend takes, with gamma as an array
+    constraint: Constraint
+    event: tuple[int, ...]  # what theta has per instance
+
+    def flat(self, x: Any) -> Any:
+        """Scores, or anything else of theta's shape, as the kernels take them."""
+        return self.constraint.flat(self.backend, x)
+
+    def whole(self, y: Any) -> Any:
+        """The reverse."""
+        return self.constraint.whole(y, self.event)
 
 
-def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer) -> Call:
+def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None) -> Call:
+    """The checked call; without a regularizer, of the hard maximum."""
     backend = _checked(theta, constraint)
-    check_regularizer(regularizer)
-    gamma = regularizer.gamma
+    if regularizer is not None:
+        check_regularizer(regularizer)
+    name, gamma = (Hard.name, 1.0) if regularizer is None else (regularizer.name, regularizer.gamma)
     if isinstance(gamma, float):
         strength = np.asarray(gamma)
     else:
         check_positive(gamma)  # again: a parameter changes in training
         strength = gamma = backend.array(gamma, theta, "gamma")
-        if not broadcasts(gamma.shape, theta.shape[:-1]):
+        batch = theta.shape[: -constraint.event_dims]
+        if not broadcasts(gamma.shape, batch):
             raise ValueError(
                 f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
-                f"{tuple(theta.shape[:-1])}; give it one entry in all, or just that shape"
+                f"{tuple(batch)}; give it one entry in all, or just that shape"
             )
-    return Call(backend, gamma, (backend.lattice(constraint, theta), strength, regularizer.name))
+    flat = constraint.flat(backend, theta)
+    problem = backend.lattice(constraint, flat), strength, name
+    return Call(backend, flat, gamma, problem, constraint, _event(theta, constraint))
+
+
+def _event(theta: Any, constraint: Constraint) -> tuple[int, ...]:
+    return tuple(theta.shape[-constraint.event_dims :])
 
 
 def _checked(theta: Any, constraint: Constraint) -> Backend:
@@ -301,10 +322,10 @@ def _value(call: Call, theta: Any) -> Any:
     return call.gamma * backend.operator(backend.computable(theta), *call.problem, relaxed)[0]
 
 
-def gibbs_log_prob(backend: Backend, scores: Any, y: Any, optimum: Any, gamma: Any, constraint: Constraint) -> Any:
+def gibbs_log_prob(backend: Backend, scores: Any, y: Any, optimum: Any, gamma: Any, feasible: Any) -> Any:
     """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
     out = scores == -inf
-    feasible = constraint.contains(y) & ~(out & (y != 0)).any(-1)
+    feasible = feasible & ~(out & (y != 0)).any(-1)
     result = backend.sum_double(backend.where(out, 0.0, scores) * y) / gamma - optimum
     result = result - backend.detached(backend.where(result > 0, result, 0.0))  # not above 1 by rounding
     return backend.where(feasible, result, 0.0 * optimum - inf)  # NaN where the optimum is

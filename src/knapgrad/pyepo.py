@@ -14,9 +14,6 @@ Names follow PyEPO's: classes in camelCase, with acronyms for short.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fractions import Fraction
-from math import ceil, floor, gcd, lcm
 from typing import Any
 
 import numpy as np
@@ -38,6 +35,7 @@ except ImportError as error:
     ) from error
 
 LARGEST_CAPACITY = 1_000_000  # after scaling; a table has one column for each unit
+_ROUNDING = 1e-9  # of a capacity or a least weight that was computed
 _AHEAD = 1024  # rows of a matrix that are solved at a time
 
 
@@ -150,42 +148,16 @@ def integer_knapsack(weights: Any, capacity: Any, at_least: Any = 0) -> kg.Knaps
     >>> integer_knapsack([3.57, 2.1], 5.0).weights, integer_knapsack([3.57, 2.1], 5.0).capacity
     (array([17, 10]), array(23))
     """
-    try:
-        exact = [Fraction(str(w)) for w in np.asarray(weights)]
-        limit, least = (Fraction(str(np.asarray(x)[()])) for x in (capacity, at_least))
-    except ValueError:
+    limit, least = (float(str(np.asarray(x)[()])) for x in (capacity, at_least))  # 0.1 in float32 is 0.1 too
+    constraint = kg.Knapsack.from_real(
+        weights, limit * (1 + _ROUNDING), at_least=least * (1 - _ROUNDING), resolution=LARGEST_CAPACITY
+    )
+    if not constraint.exact:
         raise ValueError(
-            f"weights, capacity and at_least must be finite numbers, got {weights}, {capacity} and {at_least}"
-        ) from None
-    if min(exact) < 0 or limit < 0 or least < 0:
-        raise ValueError(
-            f"weights, capacity and at_least must not be negative, got {weights}, {capacity} and {at_least}"
+            f"capacity must be at most {LARGEST_CAPACITY:,} units of which all weights are multiples, got {capacity}, "
+            "which is more; round the weights: np.ceil(weights * 100) / 100 keeps selections feasible"
         )
-    total = sum(exact, Fraction(0))
-    if least > min(limit, total):
-        raise ValueError(
-            f"at_least must not be above the capacity, {capacity}, nor above the sum of the weights, {float(total):g}; "
-            f"got {at_least}"
-        )
-    denominator = lcm(*(w.denominator for w in exact))
-    unit = Fraction(gcd(*(int(w * denominator) for w in exact)) or denominator, denominator)
-    units, least_units = _whole(min(limit, total) / unit, floor), _whole(least / unit, ceil)
-    if units > LARGEST_CAPACITY:
-        raise ValueError(
-            f"capacity must be at most {LARGEST_CAPACITY:,} in units of {float(unit):.3g}, of which all weights are "
-            f"multiples, got {units:.3g}; round the weights: np.ceil(weights * 100) / 100 keeps selections feasible"
-        )
-    if least_units > units:
-        raise ValueError(
-            f"no selection weighs from {at_least} to {capacity}: all weights are multiples of {float(unit):g}"
-        )
-    return kg.Knapsack(np.array([int(w / unit) for w in exact]), units, at_least=least_units)
-
-
-def _whole(ratio: Fraction, rounded: Callable[[Fraction], int]) -> int:
-    """The nearest whole number, if the ratio is a billionth from it, else rounded."""
-    near = abs(ratio - round(ratio)) <= 1e-9 * max(ratio, Fraction(1))
-    return round(ratio) if near else rounded(ratio)
+    return constraint
 
 
 class regularizedKnapsackOpt(optModule):

@@ -5,7 +5,8 @@ Arguments: ``theta`` (n,) already divided by gamma, ``lattice`` a :class:`knapgr
     (weights (n,), capacity and slack numbers), ``regularizer`` a class of :mod:`knapgrad.regularizers`. Rows run over
     c = 0..capacity; an item of weight 0 can be picked even at c = 0.
 
-Tags such as [V] name the equations in docs/math.md; the kernels carry the same tags.
+Everything is written for choices among options. An item is a choice between two: to skip it, of score 0 and weight 0,
+and to pick it. Tags such as [V] name the equations in docs/math.md; the kernels carry the same tags.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from knapgrad.lattice import INFEASIBLE, Lattice
+from knapgrad.lattice import INFEASIBLE, Lattice, tournament
 from knapgrad.regularizers import Hard, Regularizer, linear
 from knapgrad.regularizers import entropy as entropy_added
 
@@ -33,33 +34,65 @@ def _down(row: Array, w: int) -> Array:
     return np.concatenate([row[w:], np.zeros(min(w, len(row)))])
 
 
+def _options(x: Array, lattice: Lattice) -> Array:
+    """Numbers per item as (choices, options); to skip an item has 0."""
+    if lattice.options:
+        return x.reshape(-1, lattice.options)
+    return np.stack([np.zeros_like(x), x], axis=1)
+
+
+def _items(x: Array, lattice: Lattice) -> Array:
+    """The reverse."""
+    return x.reshape(-1) if lattice.options else x[:, 1]
+
+
 def tables(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[Array, Array]:
-    """V (n + 1, capacity + 1), the smoothed optimum of the first i items at capacity c; Q, the probability of i."""
-    n, c = len(theta), np.arange(lattice.capacity + 1)
-    theta = np.where(theta == -np.inf, INFEASIBLE, theta)
-    V, Q = np.zeros((2, n + 1, len(c)))
+    """V (choices + 1, capacity + 1), the smoothed optimum of the first k choices at capacity c; P (choices, options,
+    capacity + 1), the probability of each option of choice k there."""
+    c = np.arange(lattice.capacity + 1)
+    scores = _options(np.where(theta == -np.inf, INFEASIBLE, theta), lattice)
+    weights = _options(lattice.weights, lattice)
+    V, P = np.zeros((len(scores) + 1, len(c))), np.ones((*scores.shape, len(c)))
     V[0] = 0 if lattice.slack is None else np.where(c <= lattice.slack, 0, INFEASIBLE)
-    for i in range(1, n + 1):
-        skip = V[i - 1]
-        pick = _up(V[i - 1], lattice.weights[i - 1], INFEASIBLE) + theta[i - 1]
-        delta = pick - skip
-        fits = c >= lattice.weights[i - 1]
-        V[i] = np.where(fits, np.where(delta > 0, pick, skip) + regularizer.value(delta), skip)  # [V]
-        Q[i] = np.where(fits, regularizer.prob(delta), 0)  # [Q]
-    return V, Q
+    for k in range(len(scores)):
+        nodes = np.array([_up(V[k], w, INFEASIBLE) + score for w, score in zip(weights[k], scores[k])])
+        for low, middle, high in tournament(len(nodes)):
+            skip, pick = nodes[low], nodes[middle]
+            delta = pick - skip
+            q = regularizer.prob(delta)  # [Q]
+            nodes[low] = np.where(delta > 0, pick, skip) + regularizer.value(delta)  # [V]
+            P[k, low:middle] *= 1 - q  # [P]
+            P[k, middle:high] *= q
+        V[k + 1] = np.maximum(nodes[0], INFEASIBLE)
+    return V, P
 
 
 def operator(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[float, Array]:
     """The smoothed optimum, and its gradient: the relaxed selection (n,)."""
-    V, Q = tables(theta, lattice, regularizer)
-    y = np.zeros(len(theta))
-    E = np.zeros(lattice.capacity + 1)
-    E[lattice.capacity] = 1
-    for i in range(len(theta), 0, -1):
-        picked = E * Q[i]
-        y[i - 1] = picked.sum()  # [y]
-        E = E - picked + _down(picked, lattice.weights[i - 1])  # [E]
-    return V[-1, lattice.capacity], y
+    V, P = tables(theta, lattice, regularizer)
+    start = np.zeros(lattice.capacity + 1)
+    start[lattice.capacity] = 1
+    return V[-1, lattice.capacity], _collect(start, P, lattice)
+
+
+def frontier(theta: Array, lattice: Lattice, regularizer: Choice) -> Array:
+    """The smoothed optimum at every capacity, 0..capacity."""
+    return tables(theta, lattice, regularizer)[0][-1]
+
+
+def frontier_vjp(theta: Array, cotangent: Array, lattice: Lattice, regularizer: Choice) -> Array:
+    """The gradient (n,) of the sum of those optima weighted by a cotangent (capacity + 1,)."""
+    return _collect(cotangent, tables(theta, lattice, regularizer)[1], lattice)
+
+
+def _collect(E: Array, P: Array, lattice: Lattice) -> Array:
+    """The expected number of times that a path, which starts at c as often as E says, comes through each item."""
+    y, weights = np.zeros(P.shape[:2]), _options(lattice.weights, lattice)
+    for k in reversed(range(len(P))):
+        picked = E * P[k]
+        y[k] = picked.sum(-1)  # [y]
+        E = np.sum([_down(row, w) for row, w in zip(picked, weights[k])], axis=0)  # [E]
+    return _items(y, lattice)
 
 
 def vjp(theta: Array, z: Array, lattice: Lattice, regularizer: Choice) -> Array:
@@ -76,49 +109,71 @@ def _tangent(
     theta: Array, source: Callable[..., Any], z: Array, lattice: Lattice, regularizer: Choice
 ) -> tuple[float, Array]:
     """The expected sum of what the decisions along a path add, and its gradient."""
-    _, Q = tables(theta, lattice, regularizer)
-    n, weights = len(theta), lattice.weights
-    T = np.zeros(lattice.capacity + 1)
-    R = np.zeros_like(Q)
-    for i in range(1, n + 1):
-        added, slope = source(Q[i], z[i - 1])
-        change = _up(T, weights[i - 1], 0) - T
-        R[i] = regularizer.dprob(Q[i]) * (change + slope)  # [Q']
-        T = T + Q[i] * change + added  # [V']
-    product = np.zeros(n)
-    E, D = np.zeros((2, lattice.capacity + 1))
+    _, P = tables(theta, lattice, regularizer)
+    weights, z = _options(lattice.weights, lattice), _options(z, lattice)
+    T, R = np.zeros(lattice.capacity + 1), np.zeros_like(P)
+    for k in range(len(P)):
+        nodes = np.array([_up(T, w, 0) + z_o for w, z_o in zip(weights[k], z[k])])
+        for low, middle, high in tournament(len(nodes)):
+            mass = P[k, low:high].sum(0)
+            with np.errstate(invalid="ignore"):
+                q = np.where(mass > 0, P[k, middle:high].sum(0) / mass, 0)  # [Q]
+            added, slope = source(q, 0.0)
+            change = nodes[middle] - nodes[low]
+            r = regularizer.dprob(q) * (change + slope)  # [Q']
+            nodes[low] += q * change + added  # [V']
+            skipped, picked = P[k, low:middle].sum(0), P[k, middle:high].sum(0)
+            R[k, low:middle] -= mass * r * _shares(P[k, low:middle], skipped)  # [P']
+            R[k, middle:high] += mass * r * _shares(P[k, middle:high], picked)
+        T = nodes[0]
+    product, E, D = np.zeros(P.shape[:2]), *np.zeros((2, lattice.capacity + 1))
     E[lattice.capacity] = 1
-    for i in range(n, 0, -1):
-        picked, change = E * Q[i], D * Q[i] + E * R[i]
-        product[i - 1] = change.sum()  # [Hz]
-        E = E - picked + _down(picked, weights[i - 1])  # [E]
-        D = D - change + _down(change, weights[i - 1])  # [E']
-    return T[lattice.capacity], product
+    for k in reversed(range(len(P))):
+        picked, change = E * P[k], D * P[k] + E * R[k]
+        product[k] = change.sum(-1)  # [Hz]
+        E = np.sum([_down(row, w) for row, w in zip(picked, weights[k])], axis=0)  # [E]
+        D = np.sum([_down(row, w) for row, w in zip(change, weights[k])], axis=0)  # [E']
+    return T[lattice.capacity], _items(product, lattice)
+
+
+def _shares(part: Array, whole: Array) -> Array:
+    """Of a branch, the probability of each option once the branch is taken; anything where it never is."""
+    return part / np.where(whole > 0, whole, 1)
 
 
 def sample(theta: Array, uniforms: Array, lattice: Lattice, regularizer: Choice) -> Array:
-    """A selection (n,) from uniform numbers (n,) in [0, 1), by ancestral sampling from the last item to the first."""
-    _, Q = tables(theta, lattice, regularizer)
-    y, c = np.zeros(len(theta)), int(lattice.capacity)
-    for i in range(len(theta), 0, -1):
-        y[i - 1] = uniforms[i - 1] < Q[i, c]  # [sample]
-        c -= int(y[i - 1]) * lattice.weights[i - 1]
-    return y
+    """A selection (n,) from uniform numbers (n,) in [0, 1), by ancestral sampling from the last choice to the first.
+    Only the first number of each choice is used."""
+    _, P = tables(theta, lattice, regularizer)
+    weights, uniforms = _options(lattice.weights, lattice), uniforms[:: lattice.options or 1]
+    y, c = np.zeros(P.shape[:2]), int(lattice.capacity)
+    for k in reversed(range(len(P))):
+        reached = np.cumsum(P[k, ::-1, c])[::-1]  # of this option and those after it
+        last = np.flatnonzero(uniforms[k] < reached)
+        picked = last[-1] if len(last) else np.flatnonzero(P[k, :, c])[0]  # [sample]
+        y[k, picked] = 1
+        c -= weights[k, picked]
+    return _items(y, lattice)
 
 
 def solve(theta: Array, lattice: Lattice) -> Array:
-    """The best selection (n,)."""
+    """The best selection (n,); of ties, the one that skips the later item or takes the earlier option."""
     return sample(theta, np.full(len(theta), 0.5), lattice, Hard)
 
 
 def log_prob(theta: Array, y: Array, lattice: Lattice, regularizer: Choice) -> Any:
     """The log-probability of a selection y (n,); -inf if it is infeasible or never drawn."""
-    _, Q = tables(theta, lattice, regularizer)
+    _, P = tables(theta, lattice, regularizer)
+    weights, taken = _options(lattice.weights, lattice), _options(y, lattice) != 0
+    if not lattice.options:
+        taken[:, 0] = ~taken[:, 1]
+    if (taken.sum(1) != 1).any():
+        return -np.inf
     probability, c = 1.0, int(lattice.capacity)
-    for i in range(len(theta), 0, -1):
+    for k in reversed(range(len(P))):
         if c < 0:
             return -np.inf
-        probability *= Q[i, c] if y[i - 1] else 1 - Q[i, c]  # [log-prob]
-        c -= int(y[i - 1]) * lattice.weights[i - 1]
+        probability *= P[k, taken[k], c][0]  # [log-prob]
+        c -= weights[k, taken[k]][0]
     with np.errstate(divide="ignore"):
         return np.log(probability)

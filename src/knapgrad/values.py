@@ -71,7 +71,7 @@ def _comparable(x: Any) -> Any:
     numbers = backends.unchanging(x)
     if numbers is not None:
         return numbers.shape, numbers.dtype.str, numbers.tobytes()
-    return x if x is None or isinstance(x, (int, float)) else id(x)
+    return x if x is None or isinstance(x, (int, float, Value)) else id(x)
 
 
 def _shown(x: Any) -> str:

@@ -18,6 +18,8 @@ DEMO = ROOT / "examples" / "learn_from_decisions.py"
 JAX_EXAMPLE = ROOT / "examples" / "jax_feature_selection.py"
 PYEPO_EXAMPLE = ROOT / "examples" / "pyepo_knapsack.py"
 AUTOENCODER = ROOT / "examples" / "top_k_autoencoder.py"
+ALLOCATION = ROOT / "examples" / "bit_allocation.py"
+SPENDING = ROOT / "examples" / "spend_at_least.py"
 
 
 def blocks(document: Path) -> list[str]:
@@ -96,3 +98,29 @@ def test_the_autoencoder_example_does_not_collapse(tmp_path):
     text = run(str(AUTOENCODER), "--steps", "1500", "--seed", "2", folder=tmp_path)
     assert float(re.search(r"(\d+)% of the digits recovered", text)[1]) > 40
     assert (tmp_path / "results" / "top_k_autoencoder.png").exists()
+
+
+def test_the_spending_example_keeps_both_limits(tmp_path):
+    assert len(SPENDING.read_text().splitlines()) < 60
+    assert "--seed" in run(str(SPENDING), "--help", folder=tmp_path)
+    text = run(str(SPENDING), "--seed", "3", "--projects", "20", folder=tmp_path)
+    free, bound = (float(share) for share in re.findall(r"([\d.]+)% +-?\d", text)[:2])
+    assert free < 80 <= bound <= 100
+
+
+def test_the_allocation_example_agrees_with_highs_and_keeps_the_budget(tmp_path):
+    """It compares exact allocations with HiGHS and with the frontier by itself."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    assert len(ALLOCATION.read_text().splitlines()) < 150
+    assert "--budget" in run(str(ALLOCATION), "--help", folder=tmp_path)
+    text = run(str(ALLOCATION), "--epochs", "2", "--budget", "12500", folder=tmp_path)
+    number = r" +([\d.,]+)"
+    rows = re.findall(r"^(same bits|greedy|exact|learned)" + number * 2, text, re.MULTILINE)
+    size, predicted = ({row[0]: float(row[i].replace(",", "")) for row in rows} for i in (1, 2))
+    assert len(size) == 4 and max(size.values()) <= 12500
+    assert predicted["exact"] <= min(predicted.values())
+    assert float(re.search("was" + number + " bytes at most", text)[1].replace(",", "")) <= 12500
+    assert "exact = HiGHS = frontier" in text
+    assert (tmp_path / "results" / "bit_allocation.png").exists()

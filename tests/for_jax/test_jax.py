@@ -81,6 +81,7 @@ def close(actual: Any, expected: Any, tolerance: float, what: str = "it") -> Non
 # Traced problems
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("constraint", "dtype"), [("knapsack", "float32"), ("top-k", "float64"), ("at least", "float32")]
 )
@@ -334,6 +335,7 @@ def test_vmap_over_samples_keys_and_selections():
     close(mapped, kg.log_prob(THETA, np.asarray(y), limit, kg.Gini()), 1e-5)
 
 
+@pytest.mark.thinned(3)
 def test_jacobians(x64, regularizer, constraint):
     """Forward and reverse agree, the Jacobian of relax is symmetric, and it is the Hessian of value."""
     limit, smoothing = limited(constraint, WEIGHTS[1], 3), SMOOTHINGS[regularizer](1.5)
@@ -386,6 +388,7 @@ def test_jvp_and_vjp_under_jit_and_vmap(x64, regularizer):
     close(linear(z[0]), forward(theta, z)[0], 1e-13)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_derivatives_by_finite_differences(operation, x64, regularizer):
     """By theta and gamma; of value to the second order."""

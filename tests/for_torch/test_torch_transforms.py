@@ -27,7 +27,7 @@ LIMITS: dict[str, Callable[[], Any]] = {
     "at least": lambda: kg.Knapsack([2, 1, 0, 2], 4, at_least=2),
 }
 
-BATCH, ITEMS, SAMPLES, COPIES = 3, 4, 2, 5
+BATCH, ITEMS, SAMPLES, COPIES, REACH = 3, 4, 2, 5, 9
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -57,7 +57,7 @@ ROUTES: dict[str, Callable[[str], Callable[..., Any]]] = {
 def through_library(name: str) -> Callable[..., Any]:
     """Takes the arguments of the schema, where the lattice is taken apart."""
     names = [argument.name for argument in getattr(torch.ops.knapgrad, name).default._schema.arguments]
-    at, end = names.index("weights"), names.index("heaviest") + 1
+    at, end = names.index("weights"), names.index("options") + 1
     return lambda *flat: getattr(operators, name)(*flat[:at], Lattice(*flat[at:end]), *flat[end:])
 
 
@@ -80,7 +80,7 @@ def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
         "z": numbers(BATCH, ITEMS, seed=seed + 1),
         "y": selections(limit, SAMPLES, BATCH, seed=seed + 2),
         "uniforms": numbers(SAMPLES, BATCH, ITEMS, seed=seed + 3).remainder(1.0),
-        "cotangent": numbers(SAMPLES, BATCH, seed=seed + 4),
+        "cotangent": numbers(*((BATCH, REACH + 1) if name == "frontier_vjp" else (SAMPLES, BATCH)), seed=seed + 4),
         "value": numbers(BATCH, seed=seed + 5),
         "mean": numbers(BATCH, ITEMS, seed=seed + 6),
         "gamma": 1 + numbers(1, seed=seed + 7)[0],
@@ -92,7 +92,8 @@ def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
 
 def complete(name: str, tensors: dict[str, Tensor], constraint: str, regularizer: str) -> tuple[Any, ...]:
     """All arguments in the order of the schema."""
-    rest = {"regularizer": regularizer, "reach": 9, "heaviest": 10, "slack": None, "relaxed": True, "table": None}
+    rest = {"regularizer": regularizer, "reach": REACH, "heaviest": 10, "options": 0}
+    rest |= {"slack": None, "relaxed": True, "table": None}
     schema = getattr(torch.ops.knapgrad, name).default._schema
     return tuple(tensors[a.name] if a.name in tensors else rest[a.name] for a in schema.arguments)
 
@@ -111,6 +112,8 @@ OPERATORS = {
     "log_prob_vjp": False,
     "entropy": True,
     "entropy_grad": False,
+    "frontier": True,
+    "frontier_vjp": False,
 }
 
 

@@ -241,6 +241,7 @@ def check_paths(problem: Problem, regularizer: str, dtype: str) -> None:
             assert abs(log_prob[s, b] - expected) <= tolerance.log_prob * max(1.0, abs(expected)) + rounding
 
 
+@pytest.mark.thinned(3)
 def test_sweeps_against_the_reference(dtype, path, regularizer, constraint):
     check_sweeps(problem_of(constraint), regularizer, dtype)
 
@@ -315,6 +316,7 @@ ODD = (
 )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("edge", ODD)
 def test_the_edges(edge, path):
     regularizer = list(CLASSES)[ODD.index(edge) % 3]
@@ -384,6 +386,7 @@ def test_a_capacity_above_the_total_weight(path):
             torch.testing.assert_close(RESULTS[name](call), result, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("constraint, rows", [("knapsack", "narrow"), ("knapsack", "wide"), ("at least", "wide")])
 @pytest.mark.parametrize("operation", RESULTS)
 def test_one_program_for_all_instances(operation, constraint, rows, limits):

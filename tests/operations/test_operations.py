@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 import knapgrad as kg
 from backends import BACKENDS, TOLERANCES, Backend
 from instances import EDGES, Problem, problems
-from oracles import Truth, chi_square_p_value, feasible, optimum
+from oracles import Truth, chi_square_p_value, feasible
 
 
 def target_of(problem: Problem) -> np.ndarray:
     """A best selection of each instance."""
-    best = [optimum(theta, w, c)[1][0] for theta, w, c, _ in problem.rows()]
-    return problem.batched(best, problem.n)
+    return problem.batched([best[0] for _, best in problem.optima()], problem.n)
 
 
 def prior_of(problem: Problem) -> np.ndarray:
@@ -95,7 +94,8 @@ OPERATIONS: dict[str, Operation] = {
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, error: np.ndarray, what: str = "it") -> None:
     assert actual.shape == expected.shape, what
-    wrong = ~(np.abs(actual - expected) <= error) & (actual != expected)
+    with np.errstate(invalid="ignore"):  # of two infinities
+        wrong = ~(np.abs(actual - expected) <= error) & (actual != expected)
     assert not wrong.any(), f"{what} gave {actual[wrong]} instead of {expected[wrong]}, allowed {error[wrong]}"
 
 
@@ -109,7 +109,7 @@ def test_operation_is_the_enumeration(operation, dtype, backend, regularizer, co
     assert_close(backend.to_numpy(result), expected, error)
 
 
-@pytest.mark.thinned_where_compiled(3)
+@pytest.mark.thinned_where_compiled(6)
 @pytest.mark.parametrize("edge", EDGES)
 def test_operations_at_the_edges(edge, backend, regularizer):
     for name, operation in OPERATIONS.items():
@@ -317,8 +317,7 @@ def check_solve(problem: Problem, backend: Backend, dtype: str) -> None:
     assert tuple(y.shape) == problem.theta.shape
     y = backend.to_numpy(y)
     assert problem.allows(y)
-    for (scores, w, c, _), picked in zip(problem.rows(), problem.flat(y)):
-        best, _ = optimum(scores, w, c)
+    for (scores, *_), (best, _), picked in zip(problem.rows(), problem.optima(), problem.flat(y)):
         assert scores[picked == 1].sum() == pytest.approx(best, rel=1e-12, abs=1e-12)
 
 

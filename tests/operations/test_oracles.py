@@ -10,6 +10,8 @@ from oracles import (
     REGULARIZERS,
     Limits,
     chi_square_p_value,
+    choice_truth,
+    choices,
     feasible,
     gibbs,
     long_table,
@@ -109,3 +111,50 @@ def test_chi_square_tells_distributions_apart():
     assert chi_square_p_value(counts, loaded) < 1e-6
     assert chi_square_p_value(counts, {(0,): mp.mpf(1)}) == 0.0
     assert LONG(1) + np.finfo(LONG).eps > 1
+
+
+# Choices.
+
+GROUPED = {"two groups": 3, "three groups": 2, "one group": 6, "groups of one option": 1}
+
+
+@pytest.mark.parametrize("options", GROUPED.values(), ids=GROUPED.keys())
+@pytest.mark.parametrize("optional", [False, True])
+def test_shannon_choices_are_the_gibbs_distribution(options, optional):
+    weights, limits = [2, 3, 1, 0, 2, 4], Limits(3, 12 if options == 1 else 6)
+    exact = choice_truth(THETA, weights, limits, "shannon", 0.7, options=options, optional=optional)
+    among = choices(6 // options, options, optional)
+    assert len(among) == (options + optional) ** (6 // options)
+    value, distribution = gibbs(THETA, weights, limits, 0.7, among)
+    assert exact.value == pytest.approx(value, rel=1e-14)
+    assert exact.probabilities.keys() == distribution.keys()
+    assert all(abs(exact.probabilities[y] - p) < 1e-30 for y, p in distribution.items())
+    assert optimum(THETA, weights, limits, among)[0] <= exact.value
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_optional_groups_of_one_option_are_items(case, regularizer):
+    items = truth(THETA, *case, regularizer, 0.7)
+    groups = choice_truth(THETA, *case, regularizer, 0.7, options=1, optional=True)
+    assert groups.log_probs == items.log_probs and groups.value == items.value
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_choices_are_a_distribution_whose_mean_is_the_gradient(regularizer):
+    weights, limits, step = [2, 3, 1, 0, 2, 4], Limits(2, 6), mp.mpf(10) ** -12
+    exact = choice_truth(THETA, weights, limits, regularizer, 0.7, options=3, optional=True)
+    assert abs(sum(exact.probabilities.values()) - 1) < 1e-30
+    assert all(feasible(y, weights, limits) and max(sum(y[:3]), sum(y[3:])) <= 1 for y in exact.probabilities)
+    for i, y in enumerate(exact.mean()):
+        up, down = (
+            exact.of([mp.mpf(t) + sign * step * (i == j) for j, t in enumerate(THETA)]).state(2, 6).value
+            for sign in (1, -1)
+        )
+        assert abs((up - down) / (2 * step) - y) < 1e-11
+
+
+def test_the_tree_of_three_leaves_has_the_first_against_the_others():
+    """Under Gini the two are worth a quarter more together, and are picked with q = 5/8."""
+    exact = choice_truth([0.0] * 3, [0] * 3, Limits(0, 0), "gini", options=3)
+    np.testing.assert_allclose(exact.relax, [6 / 16, 5 / 16, 5 / 16], rtol=1e-15)
+    assert exact.value == pytest.approx(0.25 + (3 / 8) ** 2, rel=1e-15)

@@ -31,6 +31,20 @@ VALUES: dict[str, tuple[Any, Any]] = {
         lambda: kg.Knapsack([[1, 2], [3, 4]], [2, 3], at_least=[0, 1], max_capacity=9),
         lambda: kg.Knapsack(np.array([[1, 2], [3, 4]]), [2, 3], at_least=[0, 1], max_capacity=9),
     ),
+    "MultipleChoice": (
+        lambda: kg.MultipleChoice([[3, 2], [2, 0]], 4),
+        lambda: kg.MultipleChoice(np.array([[3.0, 2.0], [2.0, 0.0]]), np.uint8(4), optional=np.False_),
+    ),
+    "MultipleChoice, weights of all groups": (
+        lambda: kg.MultipleChoice([3, 2], 8, optional=True),
+        lambda: kg.MultipleChoice((3, 2), 8, optional=np.True_),
+    ),
+    "MultipleChoice, everything per instance": (
+        lambda: kg.MultipleChoice([[[1, 2]], [[3, 4]]], [2, 3], at_least=[0, 1], optional=True, max_capacity=9),
+        lambda: kg.MultipleChoice(
+            np.array([[[1, 2]], [[3, 4]]]), [2, 3], at_least=(0, 1), optional=True, max_capacity=9
+        ),
+    ),
     "Shannon": (lambda: kg.Shannon(), lambda: kg.Shannon(1)),
     "Gini": (lambda: kg.Gini(0.5), lambda: kg.Gini(np.float32(0.5))),
     "Tsallis, gamma per instance": (lambda: kg.Tsallis([0.5, 2.0]), lambda: kg.Tsallis(np.array([0.5, 2.0]))),
@@ -54,19 +68,24 @@ def test_values_differ_in_every_argument():
     made = [make() for make, _ in VALUES.values()]
     made += [kg.TopK(2, at_least=0), kg.TopK(2, at_least=2), kg.Knapsack([3, 2, 2], 4, max_capacity=4), kg.Gini(1.0)]
     made += [kg.Knapsack([[3, 2, 2]], 4), kg.Knapsack([3, 2, 2], [4]), kg.Tsallis([[0.5, 2.0]])]
+    made += [kg.MultipleChoice([[3, 2], [2, 0]], 4, optional=True), kg.MultipleChoice([[3, 2], [2, 0]], 4, at_least=1)]
+    made += [kg.MultipleChoice([[3, 2], [2, 1]], 4), kg.MultipleChoice([[3, 2], [2, 0]], 5), kg.Knapsack([3, 2], 8)]
     for i, a in enumerate(made):
         for j, b in enumerate(made):
             assert (a == b) == (i == j)
 
 
 def test_a_repr_makes_the_value_again(pair):
-    names = {name: getattr(kg, name) for name in ("TopK", "Knapsack", "Shannon", "Gini", "Tsallis")}
+    names = {name: getattr(kg, name) for name in kg.__all__}
     assert eval(repr(pair[0]), names) == pair[0]
 
 
 def test_a_repr_stays_short():
     assert repr(kg.Knapsack(np.ones(1000, int), 4)) == "Knapsack(weights=<int64 of shape (1000,)>, capacity=4)"
     assert repr(kg.TopK(3, at_least=1)) == "TopK(k=3, at_least=1)"
+    choice = "MultipleChoice(weights=[2, 1], capacity=4"
+    assert repr(kg.MultipleChoice([2, 1], 4)) == f"{choice})"
+    assert repr(kg.MultipleChoice([2, 1], 4, optional=True)) == f"{choice}, optional=True)"
     assert repr(kg.Gini(0.5)) == "Gini(gamma=0.5)"
 
 
@@ -79,6 +98,8 @@ def test_copies_are_equal(how, pair):
         theta = np.zeros((2, 3))
     if isinstance(value, kg.Knapsack):
         theta = np.zeros((2, value.weights.shape[-1]))
+    if isinstance(value, kg.MultipleChoice):
+        theta = np.zeros((2, 1, 2) if value.weights.ndim == 3 else (2, 2, 2))
     arguments = (value, kg.Gini()) if hasattr(value, "lattice") else (kg.TopK(1), value)
     assert np.isfinite(kg.relax(theta, *arguments)).all()
 
@@ -105,6 +126,15 @@ def test_arrays_of_the_user_are_copied():
     weights[:], capacity[:], gamma[:] = 0, 10**6, -1.0
     assert constraint == kg.Knapsack([3, 2, 2], [4]) and smoothing == kg.Gini([0.5])
     kg.relax(np.zeros((1, 3)), constraint, smoothing)
+
+
+def test_arrays_of_choices_are_copied():
+    weights, capacity = np.array([[3, 2], [2, 0]]), np.array([4])
+    constraint = kg.MultipleChoice(weights, capacity)
+    weights[:], capacity[:] = 0, 10**6
+    assert constraint == kg.MultipleChoice([[3, 2], [2, 0]], [4])
+    plain = kg.relax(np.ones((1, 2, 2)), kg.MultipleChoice([[3, 2], [2, 0]], [4]), kg.Gini())
+    np.testing.assert_array_equal(kg.relax(np.ones((1, 2, 2)), constraint, kg.Gini()), plain)
 
 
 def test_a_tensor_equals_itself_alone():
@@ -208,6 +238,7 @@ UNREACHABLE = {
 }
 
 
+@pytest.mark.thinned_where_compiled(1)
 @pytest.mark.parametrize("what", UNREACHABLE)
 def test_a_least_weight_that_cannot_be_reached(what, backend, regularizer):
     """An error that names the instance, or NaN in that instance alone where nobody looks."""

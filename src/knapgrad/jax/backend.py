@@ -15,12 +15,19 @@ from knapgrad.jax import operators
 from knapgrad.kernels.jax_scan import float64
 from knapgrad.lattice import Lattice
 
-where, broadcast_to = jnp.where, jnp.broadcast_to
+where, broadcast_to, concatenate = jnp.where, jnp.broadcast_to, jnp.concatenate
 
 # Compiled once per regularizer and lattice, even if the caller does not use jit.
-_value, _operator, _entropy, _sample, _log_prob = (
+_value, _operator, _entropy, _sample, _log_prob, _frontier = (
     jax.jit(function, static_argnums=0)
-    for function in (operators.value, operators.operator, operators.entropy, operators.sample, operators.log_prob)
+    for function in (
+        operators.value,
+        operators.operator,
+        operators.entropy,
+        operators.sample,
+        operators.log_prob,
+        operators.frontier,
+    )
 )
 solve = jax.jit(operators.solve)
 
@@ -34,6 +41,10 @@ def operator(theta: Array, lattice: Lattice, gamma: Any, regularizer: str, relax
 
 def entropy(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
     return _entropy(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))
+
+
+def frontier(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
+    return _frontier(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))
 
 
 def sample(theta: Array, uniforms: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
@@ -83,6 +94,10 @@ def is_floating(x: Array) -> bool:
 def differentiates(*arrays: Any) -> bool:
     """Never: JAX calls again when it differentiates."""
     return False
+
+
+def take(rows: Array, index: Any) -> Array:
+    return jnp.take_along_axis(rows, jnp.broadcast_to(index, (*rows.shape[:-1], index.shape[-1])), -1)
 
 
 def detached(x: Array) -> Array:

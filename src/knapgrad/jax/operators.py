@@ -113,8 +113,8 @@ def _constant(x: Array, *_: Array) -> Array:
 @_constant.defjvp
 def _constant_jvp(primals: Any, tangents: Any) -> Any:
     raise NotImplementedError(
-        "knapgrad has two derivatives of value, and one of relax, entropy and log_prob; differentiate once less, or "
-        "use jax.lax.stop_gradient on theta where this derivative is not wanted"
+        "knapgrad has two derivatives of value, and one of relax, entropy, log_prob and frontier; differentiate once "
+        "less, or use jax.lax.stop_gradient on theta where this derivative is not wanted"
     )
 
 
@@ -128,6 +128,27 @@ def _entropy_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
     theta, lattice, gamma = primals
     result, gradient = _run("entropy", regularizer, _constant(theta), lattice, _constant(gamma))
     return result, (gradient * _direction(theta, gamma, tangents[0], tangents[2])).sum(-1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def frontier(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> Array:
+    """The smoothed optimum at every capacity (*batch, reach + 1), -inf where nothing is feasible."""
+    return _run("frontier", regularizer, theta, lattice, gamma)
+
+
+def _frontier_forward(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> tuple[Array, Any]:
+    return frontier(regularizer, theta, lattice, gamma), (theta, lattice, gamma)
+
+
+def _frontier_backward(regularizer: str, kept: Any, cotangent: Array) -> tuple[Array, None, Array]:
+    theta, lattice, gamma = kept
+    gradient = _run("frontier_vjp", regularizer, _constant(theta), lattice, _constant(gamma), cotangent)
+    pull = jax.linear_transpose(partial(_direction, theta, gamma), theta, gamma)
+    by_theta, by_gamma = pull(gradient)
+    return by_theta, None, by_gamma
+
+
+frontier.defvjp(_frontier_forward, _frontier_backward)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -1,4 +1,4 @@
-"""The sweeps of :mod:`knapgrad.reference` for JAX, by ``lax.scan`` over the items: they run on every device.
+"""The sweeps of :mod:`knapgrad.reference` for JAX, by ``lax.scan`` over items or choices: they run on every device.
 
 Functions take one instance and are batched by ``vmap``. Weights that instances share are not batched, so that shifting
 their rows is one slice. V is in float64 for every dtype of theta, because a decision is a difference of two large V;
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from knapgrad import regularizers
@@ -23,7 +24,7 @@ Array = jax.Array
 float64 = jax.enable_x64
 
 # Arrays are leaves; what gives tables their shapes is known when a function is compiled.
-jax.tree_util.register_dataclass(Lattice, ["weights", "capacity", "slack"], ["reach", "heaviest"])
+jax.tree_util.register_dataclass(Lattice, ["weights", "capacity", "slack"], ["reach", "heaviest", "options"])
 
 
 def _functions(regularizer: str) -> dict[str, Callable[..., Any]]:
@@ -54,30 +55,102 @@ def _capacities(lattice: Lattice) -> Array:
     return jnp.arange(lattice.reach + 1, dtype=jnp.int32)
 
 
+def _ups(row: Array, w: Array, heaviest: int) -> Array:
+    """:func:`_up` by each of several weights, (options, reach + 1)."""
+    return jax.vmap(lambda w: _up(row, w, heaviest))(w)
+
+
+# Choices. Their options are in an order of our own, in which every level of the tournament joins two slices: first come
+# nodes that stay alone, which only the lowest level has, then those that are skipped, then as many that are picked.
+
+
+def _order(options: int) -> np.ndarray:
+    """The option in each row."""
+    nodes = [range(options)]
+    while len(nodes) < options:
+        pairs = [node for node in nodes if len(node) > 1]
+        alone = nodes[: len(nodes) - len(pairs)]
+        nodes = [*alone, *(x[: len(x) // 2] for x in pairs), *(x[len(x) // 2 :] for x in pairs)]
+    return np.array([node[0] for node in nodes])
+
+
+def _level(nodes: Array) -> list[Array]:
+    """The nodes that stay alone, that are skipped and that are picked."""
+    half = 1 << ((len(nodes) - 1).bit_length() - 1)
+    return [nodes[: 2 * half - len(nodes)], nodes[2 * half - len(nodes) : half], nodes[half:]]
+
+
+def _each(function: Callable[..., Any], *rows: Array) -> Any:
+    """``function``, entry by entry. On a CPU in a loop over rows: XLA would compute a level anew for each use of it."""
+
+    def loop(*rows: Array) -> Any:
+        return lax.map(lambda row: function(*row), rows)
+
+    return lax.platform_dependent(*rows, cpu=loop, default=function)
+
+
+def _rows(x: Array, lattice: Lattice) -> Array:
+    """Numbers per item (n,), or as rows of choices (choices, options)."""
+    m = lattice.options
+    return x.reshape(x.shape[0] // m, m)[:, _order(m)] if m else x
+
+
+def _items(x: Array, lattice: Lattice) -> Array:
+    """The reverse."""
+    return x[:, np.argsort(_order(lattice.options))].reshape(-1) if lattice.options else x
+
+
+# Sweeps.
+
+
 def _fill(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
-    """[V] at the capacity, and the table [Q] (n, reach + 1)."""
+    """The last row of [V], in float64, and the table [Q] (n, reach + 1), or of choices [P] (choices, options,
+    reach + 1)."""
     functions = _functions(regularizer)
     value, prob = functions["value"], functions["prob"]
-    dtype, goal, c = theta.dtype, lattice.capacity, _capacities(lattice)
+    dtype, c = theta.dtype, _capacities(lattice)
+
+    def smooth(pick: Array, skip: Array) -> tuple[Array, Array]:
+        delta = (pick - skip).astype(dtype)
+        larger = jnp.where(pick > skip, pick, skip)
+        return larger + value(delta).astype(jnp.float64), prob(delta)  # [V], [Q]
 
     def step(V: Array, item: tuple[Array, Array]) -> Any:
         score, w = item
         fits = c >= w
-        pick = _up(V, w, lattice.heaviest) + score
-        delta = (pick - V).astype(dtype)
-        larger = jnp.where(pick > V, pick, V)
-        V = jnp.where(fits, larger + value(delta).astype(jnp.float64), V)
-        return V, jnp.where(fits, prob(delta), 0)  # [V], [Q]
+        joined, q = smooth(_up(V, w, lattice.heaviest) + score, V)
+        return jnp.where(fits, joined, V), jnp.where(fits, q, 0)
+
+    def choose(V: Array, choice: tuple[Array, Array]) -> Any:
+        scores, w = choice
+        nodes = jnp.where(c >= w[:, None], _ups(V, w, lattice.heaviest) + scores[:, None], INFEASIBLE)
+        P, decisions = jnp.ones((1, *c.shape), dtype), []
+        while len(nodes) > 1:
+            alone, skip, pick = _level(nodes)
+            joined, q = _each(smooth, pick, skip)
+            nodes = jnp.concatenate([alone, joined])
+            decisions.append(q)
+        for q in reversed(decisions):
+            alone, either = jnp.split(P, [len(P) - len(q)])
+            P = jnp.concatenate([alone, either * (1.0 - q), either * q])  # [P]
+        return jnp.maximum(nodes[0], INFEASIBLE), P
 
     with float64(True):
         V = jnp.zeros(c.shape) if lattice.slack is None else jnp.where(c > lattice.slack, INFEASIBLE, 0.0)
-        V, Q = lax.scan(step, V, (_scores(theta, gamma), lattice.weights))
-        result = jnp.where((goal < 0) | (V[goal] < FEASIBLE), jnp.nan, V[goal])
-        return result.astype(dtype), Q
+        rows = _rows(_scores(theta, gamma), lattice), _rows(lattice.weights, lattice)
+        return lax.scan(choose if lattice.options else step, V, rows)
+
+
+def _optimum(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
+    """[V] at the capacity, NaN if it is infeasible, and the table."""
+    goal = lattice.capacity
+    V, Q = _fill(theta, lattice, gamma, regularizer)
+    with float64(True):
+        return jnp.where((goal < 0) | (V[goal] < FEASIBLE), jnp.nan, V[goal]).astype(theta.dtype), Q
 
 
 def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Array) -> tuple[Array, Array]:
-    """[V'] at the capacity, and the table [Q']."""
+    """[V'] at the capacity, and the table [Q'] or [P']."""
     dprob, c = _functions(regularizer)["dprob"], _capacities(lattice)
     source = regularizers.rebind(regularizers.DIRECTIONS[direction], jnp)
 
@@ -88,16 +161,44 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
         change = _up(T, w, lattice.heaviest) - T
         return jnp.where(fits, T + q * change + added, T), jnp.where(fits, dprob(q) * (change + slope), 0)
 
-    T, R = lax.scan(step, jnp.zeros(c.shape, Q.dtype), (Q, lattice.weights, z))
+    def join(pick: Array, skip: Array, picked: Array, skipped: Array) -> tuple[Array, ...]:
+        mass, change = picked + skipped, pick - skip
+        q = jnp.where(mass > 0, picked / jnp.where(mass > 0, mass, 1.0), 0.0)  # [Q]
+        added, slope = source(q, 0.0)
+        return skip + q * change + added, mass, q, mass * dprob(q) * (change + slope)  # [V'], [Q']
+
+    def choose(T: Array, choice: tuple[Array, Array, Array]) -> Any:
+        mass, w, z_o = choice
+        nodes = _ups(T, w, lattice.heaviest) + z_o[:, None]
+        R, decisions = jnp.zeros((1, *c.shape), Q.dtype), []
+        while len(nodes) > 1:
+            (alone, skip, pick), (unsplit, skipped, picked) = _level(nodes), _level(mass)
+            joined, total, q, moved = _each(join, pick, skip, picked, skipped)
+            nodes, mass = jnp.concatenate([alone, joined]), jnp.concatenate([unsplit, total])
+            decisions.append((q, moved))
+        for q, moved in reversed(decisions):
+            alone, either = jnp.split(R, [len(R) - len(q)])
+            R = jnp.concatenate([alone, either * (1.0 - q) - moved, either * q + moved])  # [P']
+        return nodes[0], R
+
+    rows = Q, _rows(lattice.weights, lattice), _rows(z, lattice)
+    T, R = lax.scan(choose if lattice.options else step, jnp.zeros(c.shape, Q.dtype), rows)
     return T[lattice.capacity], R
 
 
-def _collect(lattice: Lattice, value: Array, Q: Array, R: Array | None = None) -> Array:
-    """[y], or with both tables [Hz]. The value is an argument so that its NaN reaches every item."""
-    E = (_capacities(lattice) == lattice.capacity).astype(Q.dtype) + 0.0 * value
+def _goal(lattice: Lattice, value: Array) -> Array:
+    """All paths start at the capacity. The value is an argument so that its NaN reaches every item."""
+    return (_capacities(lattice) == lattice.capacity).astype(value.dtype) + 0.0 * value
+
+
+def _collect(lattice: Lattice, E: Array, Q: Array, R: Array | None = None) -> Array:
+    """[y] of paths that start at c as often as E says, or with both tables [Hz]."""
 
     def down(row: Array, w: Array) -> Array:
         return _down(row, w, lattice.heaviest)
+
+    def downs(rows: Array, w: Array) -> Array:
+        return jax.vmap(down)(rows, w).sum(0)
 
     def step(E: Array, item: Any) -> Any:
         q, w = item
@@ -109,10 +210,21 @@ def _collect(lattice: Lattice, value: Array, Q: Array, R: Array | None = None) -
         picked, change = E * q, D * q + E * r
         return (E - picked + down(picked, w), D - change + down(change, w)), change.sum()  # [E], [E'], [Hz]
 
+    def choose(E: Array, choice: Any) -> Any:
+        P, w = choice
+        return downs(E * P, w), (E * P).sum(-1)  # [E], [y]
+
+    def tangent_choose(rows: tuple[Array, Array], choice: Any) -> Any:
+        (E, D), (P, R, w) = rows, choice
+        change = D * P + E * R
+        return (downs(E * P, w), downs(change, w)), change.sum(-1)  # [E], [E'], [Hz]
+
+    w, options = _rows(lattice.weights, lattice), lattice.options
     if R is None:
-        y = lax.scan(step, E, (Q, lattice.weights), reverse=True)[1]
-        return jnp.where(y > 1.0, 1.0, y)
-    return lax.scan(tangent_step, (E, 0.0 * E), (Q, R, lattice.weights), reverse=True)[1]
+        y = lax.scan(choose if options else step, E, (Q, w), reverse=True)[1]
+    else:
+        y = lax.scan(tangent_choose if options else tangent_step, (E, 0.0 * E), (Q, R, w), reverse=True)[1]
+    return _items(y, lattice)
 
 
 # The functions of theta / gamma, for one instance: theta (n,), a lattice with weights (n,), int32, at most reach + 1,
@@ -122,57 +234,94 @@ def _collect(lattice: Lattice, value: Array, Q: Array, R: Array | None = None) -
 
 def value(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Array:
     """The smoothed optimum."""
-    return _fill(theta, lattice, gamma, regularizer)[0]
+    return _optimum(theta, lattice, gamma, regularizer)[0]
 
 
 def operator(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
     """The smoothed optimum, and its gradient, the relaxed selection (n,)."""
-    value, Q = _fill(theta, lattice, gamma, regularizer)
-    return value, _collect(lattice, value, Q)
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
+    y = _collect(lattice, _goal(lattice, value), Q)
+    return value, jnp.where(y > 1.0, 1.0, y)
+
+
+def frontier(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Array:
+    """The smoothed optimum at every capacity (reach + 1,), -inf where nothing is feasible."""
+    V, _ = _fill(theta, lattice, gamma, regularizer)
+    with float64(True):
+        return jnp.where(V < FEASIBLE, -jnp.inf, V).astype(theta.dtype)
+
+
+def frontier_vjp(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, cotangent: Array) -> Array:
+    """The gradient (n,) of the sum of those optima weighted by a cotangent (reach + 1,)."""
+    V, Q = _fill(theta, lattice, gamma, regularizer)
+    with float64(True):
+        E = jnp.where(V < FEASIBLE, 0.0, cotangent + (0.0 * V).astype(theta.dtype))
+    return _collect(lattice, E, Q)
 
 
 def vjp(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, z: Array) -> Array:
     """The symmetric Jacobian of the relaxed selection, times z (n,)."""
-    value, Q = _fill(theta, lattice, gamma, regularizer)
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
     _, R = _follow(lattice, regularizer, Q, "linear", z)
-    return _collect(lattice, value, Q, R)
+    return _collect(lattice, _goal(lattice, value), Q, R)
 
 
 def entropy(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
     """The Shannon entropy of the distribution over selections, and its gradient (n,)."""
-    value, Q = _fill(theta, lattice, gamma, regularizer)
-    tangent, R = _follow(lattice, regularizer, Q, "entropy", theta)
-    return tangent + 0.0 * value, _collect(lattice, value, Q, R)
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
+    tangent, R = _follow(lattice, regularizer, Q, "entropy", jnp.zeros_like(theta))
+    return tangent + 0.0 * value, _collect(lattice, _goal(lattice, value), Q, R)
 
 
 def sample(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, uniforms: Array) -> Array:
-    """A selection for each row of uniform numbers (samples, n) in [0, 1)."""
-    value, Q = _fill(theta, lattice, gamma, regularizer)
+    """A selection for each row of uniform numbers (samples, n) in [0, 1). A choice uses the first of its numbers."""
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
+    options = np.arange(lattice.options, dtype=np.int32)
 
     def step(c: Array, item: Any) -> Any:
         row, w, u = item
         q = row[c]
         return jnp.where(u < q, c - w, c), (u < q) + 0.0 * (q + value)  # [sample]; NaN stays NaN
 
-    return jax.vmap(lambda u: lax.scan(step, lattice.capacity, (Q, lattice.weights, u), reverse=True)[1])(uniforms)
+    def choose(c: Array, choice: Any) -> Any:
+        P, w, u = choice
+        p = _items(P[None, :, c], lattice)
+        reached = jnp.cumsum(p[::-1])[::-1]  # of this option and those after it
+        last = jnp.where((p > 0) & (u[0] < reached), options, -1).max()
+        picked = jnp.where(last < 0, (p > 0).argmax(), last)  # [sample]
+        return c - w[picked], (options == picked) + 0.0 * (p + value)
+
+    w, shape = lattice.weights, uniforms.shape
+    if lattice.options:
+        w, uniforms = (x.reshape(*x.shape[:-1], len(Q), lattice.options) for x in (w, uniforms))
+    walk = choose if lattice.options else step
+    y = jax.vmap(lambda u: lax.scan(walk, lattice.capacity, (Q, w, u), reverse=True)[1])(uniforms)
+    return y.reshape(shape)
 
 
 def solve(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Array:
-    """The best selection (n,); of ties, the one that skips the later item."""
+    """The best selection (n,); of ties, the one that skips the later item or takes the earlier option."""
     return sample(theta, lattice, gamma, regularizer, jnp.full_like(theta, 0.5)[None])[0]
 
 
-def _chances(lattice: Lattice, Q: Array, y: Array) -> tuple[Any, Array]:
-    """Where the path of each selection (samples, n) is in the table, and the chance of each of its decisions."""
-    used = jnp.where(y != 0, lattice.weights, 0)
+def _chances(lattice: Lattice, Q: Array, y: Array) -> tuple[Any, Array, Array]:
+    """Where the path of each selection (samples, n) is in the table, the chance of each of its decisions, and the
+    derivative of that by the table. A choice with more or less than one pick has no chance."""
+    picked, used = y != 0, jnp.where(y != 0, lattice.weights, 0)
+    if lattice.options:
+        picked, used = (x.reshape(len(y), len(Q), lattice.options) for x in (picked, used))
+        used = used.sum(-1)
     later = jnp.cumsum(used[:, ::-1], axis=1)[:, ::-1] - used
-    at = jnp.arange(y.shape[1]), jnp.maximum(lattice.capacity - later, 0)
-    return at, jnp.where(y != 0, Q[at], 1.0 - Q[at])
+    at: Any = np.arange(len(Q)), jnp.maximum(lattice.capacity - later, 0)
+    if lattice.options:
+        at = at[0], picked[..., _order(lattice.options)].argmax(-1), at[1]
+        return at, jnp.where(picked.sum(-1) == 1, Q[at], 0.0), jnp.ones(used.shape, Q.dtype)
+    return at, jnp.where(picked, Q[at], 1.0 - Q[at]), jnp.where(picked, 1.0, -1.0)
 
 
 def log_prob(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, y: Array) -> Array:
     """Log-probabilities (samples,) of selections y (samples, n)."""
-    value, Q = _fill(theta, lattice, gamma, regularizer)
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
     return jnp.log(_chances(lattice, Q, y)[1]).sum(-1) + 0.0 * value  # [log-prob]
 
 
@@ -180,7 +329,7 @@ def log_prob_jvp(theta: Array, lattice: Lattice, gamma: Array, regularizer: str,
     """Their derivatives (samples,) in direction z (1, n), linear in z; 0 where the probability is."""
     _, Q = _fill(theta, lattice, gamma, regularizer)
     _, R = _follow(lattice, regularizer, Q, "linear", z[0])
-    at, chance = _chances(lattice, Q, y)
-    slope = jnp.where(y != 0, 1.0, -1.0) / jnp.where(chance > 0, chance, 1.0)
+    at, chance, sign = _chances(lattice, Q, y)
+    slope = sign / jnp.where(chance > 0, chance, 1.0)
     possible = (chance > 0).all(-1)
     return jnp.where(possible, (jnp.where(possible[:, None], slope, 0.0) * R[at]).sum(-1), 0.0)

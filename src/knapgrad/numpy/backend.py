@@ -9,13 +9,14 @@ import numpy as np
 
 from knapgrad.constraints import Constraint
 from knapgrad.kernels.numba import entropy as entropy
+from knapgrad.kernels.numba import frontier as frontier
 from knapgrad.kernels.numba import log_prob as log_prob
 from knapgrad.kernels.numba import operator as operator
 from knapgrad.kernels.numba import sample as sample
 from knapgrad.kernels.numba import solve as solve
 from knapgrad.lattice import Lattice
 
-where, broadcast_to = np.where, np.broadcast_to
+where, broadcast_to, concatenate = np.where, np.broadcast_to, np.concatenate
 
 
 def lattice(constraint: Constraint, theta: np.ndarray) -> Lattice:
@@ -59,6 +60,10 @@ def exact() -> AbstractContextManager[Any]:
 
 def sum_double(x: np.ndarray) -> np.ndarray:
     return x.sum(-1, dtype=np.float64)
+
+
+def take(rows: np.ndarray, index: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(rows, np.broadcast_to(index, (*rows.shape[:-1], index.shape[-1])), -1)
 
 
 def detached(x: np.ndarray) -> np.ndarray:

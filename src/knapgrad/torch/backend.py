@@ -13,10 +13,11 @@ from knapgrad.constraints import Constraint
 from knapgrad.lattice import Lattice
 from knapgrad.torch import operators, private
 from knapgrad.torch.operators import entropy as entropy
+from knapgrad.torch.operators import frontier as frontier
 from knapgrad.torch.operators import operator as operator
 from knapgrad.torch.registration import as_tensor
 
-where, broadcast_to = torch.where, torch.broadcast_to
+where, broadcast_to, concatenate = torch.where, torch.broadcast_to, torch.cat
 
 
 @torch.no_grad()
@@ -50,6 +51,11 @@ def is_floating(x: Tensor) -> bool:
 def differentiates(*tensors: Any) -> bool:
     """Whether a gradient will be asked for."""
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+
+
+def take(rows: Tensor, index: Any) -> Tensor:
+    index = torch.as_tensor(index, device=rows.device)
+    return rows.gather(-1, index.expand(*rows.shape[:-1], index.shape[-1]))
 
 
 def detached(x: Tensor) -> Tensor:

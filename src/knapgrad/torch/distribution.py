@@ -18,15 +18,16 @@ from knapgrad.torch import backend, operators, private
 
 
 class SubsetDistribution(Distribution):
-    """Selections under a budget as a :class:`torch.distributions.Distribution` over zeros and ones (n,).
+    """Selections under a budget as a :class:`torch.distributions.Distribution` over zeros and ones (n,), or
+    (groups, options) for a :class:`knapgrad.MultipleChoice`.
 
     One table, computed in float64 on first use, serves the mean, all samples and all log-probabilities; gradients
     recompute what they need. Sampling and log-probabilities are exact. ``kl_divergence`` is exact too:
     fast if both distributions use Shannon, else slow, in plain torch with all rows in memory.
 
     Args:
-        theta: scores (*batch, n).
-        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`.
+        theta: scores (*batch, n) or (*batch, groups, options).
+        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`.
         regularizer: with its gamma. For :class:`knapgrad.Shannon`, p(y) is proportional to exp(<theta, y> / gamma).
         validate_args: as for every torch distribution; if False, an infeasible selection has log-probability -inf.
 
@@ -47,109 +48,114 @@ class SubsetDistribution(Distribution):
         if not isinstance(theta, Tensor):
             raise TypeError(f"theta must be a torch tensor, got {type(theta).__name__}; convert it by torch.as_tensor")
         call = ops.prepare(theta, constraint, regularizer)
-        self._gamma, self._problem = call.gamma, call.problem
+        self._call, self._gamma, self._problem = call, call.gamma, call.problem
         self.theta, self.constraint, self.regularizer = theta, constraint, regularizer
         self._table: tuple[Tensor, Tensor, Tensor] | None = None
         self._versions: list[object] = []
-        super().__init__(theta.shape[:-1], theta.shape[-1:], validate_args)
+        split = theta.dim() - constraint.event_dims
+        super().__init__(theta.shape[:split], theta.shape[split:], validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> SubsetDistribution:
         theta = self.theta.expand(*batch_shape, *self.event_shape)
         return SubsetDistribution(theta, self.constraint, self.regularizer, self._validate_args)
 
-    @constraints.dependent_property(is_discrete=True, event_dim=1)
+    @constraints.dependent_property(is_discrete=True)
     def support(self) -> constraints.Constraint:
         return FeasibleSelections(self.constraint)
 
     @property
     def mean(self) -> Tensor:
-        """The relaxed selection (*batch, n), differentiable."""
-        return self._recalled[1].to(self.theta.dtype)
+        """The relaxed selection, of theta's shape, differentiable."""
+        return self._call.whole(self._recalled[1]).to(self.theta.dtype)
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each item (*batch, n)."""
+        """The variance of each item, of theta's shape."""
         return self.mean * (1 - self.mean)
 
     @property
     def mode(self) -> Tensor:
-        """The most probable selection (*batch, n); for Shannon :func:`knapgrad.solve`, else it may differ."""
+        """The most probable selection; for Shannon :func:`knapgrad.solve`, else it may differ."""
         with torch.no_grad():
             if self.regularizer.name == "shannon":
                 best = operators.solve(self._scores, self._problem[0])
             else:
                 best = operators.mode(self._scores, *self._problem)
-        return best.to(self.theta.dtype)
+        return self._call.whole(best).to(self.theta.dtype)
 
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Selections (*sample_shape, *batch, n), detached."""
+        """Selections (*sample_shape, *batch, *event), detached."""
         sample_shape, uniforms = self._uniforms(sample_shape, generator)
         with torch.no_grad():
             drawn = operators.sample(self._scores, uniforms, *self._problem, self._known_table)
-        return drawn.reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
+        return self._call.whole(drawn).reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Selections (*sample_shape, *batch, n) whose gradient is the vector-Jacobian product of the mean.
+        """Selections (*sample_shape, *batch, *event) whose gradient is the vector-Jacobian product of the mean.
 
         The gradient is exact in expectation for losses that are linear in the selection, and a surrogate for others.
         """
         sample_shape, uniforms = self._uniforms(sample_shape, generator)
         drawn = backend.rsample(self._scores, uniforms, *self._problem, self._known_table)
-        return drawn.reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
+        return self._call.whole(drawn).reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """(*samples, *batch) for selections (*samples, *batch, n), differentiable in theta and gamma."""
+        """(*samples, *batch) for selections (*samples, *batch, *event), differentiable in theta and gamma."""
         if self._validate_args:
             self._validate_sample(value)
         shape = torch.broadcast_shapes(value.shape, self.theta.shape)
-        batch_shape = shape[len(shape) - self.theta.dim() : -1]
+        batch_shape = shape[len(shape) - self.theta.dim() : len(shape) - len(self.event_shape)]
         if batch_shape != self.batch_shape:  # the value enlarges dimensions of size 1
             return self.expand(batch_shape).log_prob(value)
-        value = value.expand(shape)
+        value, scores = value.expand(shape), self._scores
+        y = self.constraint.flat(backend, value.double(), is_selection=True)
         if self.regularizer.name == "shannon":
-            y, optimum = value.double(), self._recalled[0]
-            result = ops.gibbs_log_prob(backend, self._scores, y, optimum, self._gamma, self.constraint)
+            feasible, optimum = self.constraint.contains(value), self._recalled[0]
+            result = ops.gibbs_log_prob(backend, scores, y, optimum, self._gamma, feasible)
         else:
-            y = value.double().reshape(prod(value.shape[: value.dim() - self.theta.dim()]), *self.theta.shape)
-            result = operators.log_prob(self._scores, y, *self._problem, self._known_table)
-        return result.reshape(value.shape[:-1]).to(self.theta.dtype)
+            flat = y.reshape(prod(y.shape[: y.dim() - scores.dim()]), *scores.shape)
+            result = operators.log_prob(scores, flat, *self._problem, self._known_table)
+        return result.reshape(y.shape[:-1]).to(self.theta.dtype)
 
     def entropy(self) -> Tensor:
         """Shannon entropy (*batch,) in nats, differentiable."""
         return operators.entropy(self._scores, *self._problem).to(self.theta.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All feasible selections, (cardinality, *batch, n); with expand=False (cardinality, 1, ..., 1, n).
+        """All feasible selections, (cardinality, *batch, *event); with expand=False (cardinality, 1, ..., 1, *event).
 
         The whole batch must share one constraint. A sparse regularizer may give some of them probability 0.
         """
-        n = self.event_shape[0]
+        event = self.event_shape
+        n = event.numel()
         if n > self._largest_enumeration:
             raise ValueError(
                 f"enumerate_support lists 2^n selections: n = {n} is above {self._largest_enumeration}; sample instead"
             )
-        y = np.array(list(product((0, 1), repeat=n)), dtype=np.int64).reshape(-1, n)
+        y = np.array(list(product((0, 1), repeat=n)), dtype=np.int64).reshape(-1, *event)
         try:
-            self.constraint.check(y.shape[-1:])
+            self.constraint.check(event)
         except ValueError:
             raise NotImplementedError(
                 "enumerate_support needs the same weights and limits for the whole batch; make one for each instance"
             ) from None
         feasible = self.constraint.contains(y)
         support = torch.as_tensor(y[feasible], dtype=self.theta.dtype, device=self.theta.device)
-        support = support.reshape(-1, *[1] * len(self.batch_shape), n)
-        return support.expand(-1, *self.batch_shape, n) if expand else support
+        support = support.reshape(-1, *[1] * len(self.batch_shape), *event)
+        return support.expand(-1, *self.batch_shape, *event) if expand else support
 
     @property
     def _scaled(self) -> Tensor:
         """theta / gamma, with a finite derivative by gamma where theta is -inf."""
-        out = torch.isneginf(self.theta)
-        return torch.where(out, -inf, operators.divide(torch.where(out, 0.0, self._scores), self._gamma))
+        scores = self._scores
+        out = torch.isneginf(scores)
+        return torch.where(out, -inf, operators.divide(torch.where(out, 0.0, scores), self._gamma))
 
     @property
     def _scores(self) -> Tensor:
-        """theta in float64, converted each time, so that one backward pass does not free the graph of another."""
-        return self.theta.double()
+        """theta in float64, as the kernels take it; converted each time, so that one backward pass does not free the
+        graph of another."""
+        return self._call.flat(self.theta.double())
 
     @property
     def _tabulated(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,7 +180,7 @@ class SubsetDistribution(Distribution):
 
     def _uniforms(self, sample_shape: Any, generator: torch.Generator | None) -> tuple[torch.Size, Tensor]:
         sample_shape = torch.Size(sample_shape)
-        shape = sample_shape.numel(), *self.theta.shape
+        shape = sample_shape.numel(), *self._call.theta.shape
         return sample_shape, backend.uniforms(generator, shape, backend.computable(self.theta))
 
 
@@ -182,10 +188,9 @@ class FeasibleSelections(constraints.Constraint):
     """Zeros and ones within the budget."""
 
     is_discrete = True
-    event_dim = 1
 
     def __init__(self, constraint: Constraint) -> None:
-        self.constraint = constraint
+        self.constraint, self.event_dim = constraint, constraint.event_dims
 
     def check(self, value: Tensor) -> Tensor:
         return self.constraint.contains(value)

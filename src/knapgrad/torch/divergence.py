@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import register_kl
 
 from knapgrad import ops
-from knapgrad.constraints import broadcasts
-from knapgrad.lattice import INFEASIBLE
+from knapgrad.arguments import broadcasts
+from knapgrad.lattice import INFEASIBLE, Lattice, tournament
 from knapgrad.regularizers import functions, rebind
 from knapgrad.torch import backend, operators
 from knapgrad.torch.distribution import SubsetDistribution
@@ -31,7 +31,7 @@ def _kl(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
 def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
     """Both under Shannon: the difference of the optima, and of the mean scores."""
     (log_p, mean), (log_q, _) = p._recalled, q._recalled
-    never = torch.isneginf(q.theta)  # drawn by p, if it does not mask the item too
+    never = torch.isneginf(q._scores)  # drawn by p, if it does not mask the item too
     score_q = torch.where(never, 0.0, q._scaled)
     divergence = log_q - log_p + ops.inner(backend, p._scaled, mean) - ops.inner(backend, score_q, mean)
     return torch.where((never & (mean > 0)).any(-1), inf, divergence)
@@ -46,8 +46,10 @@ def _same(p: SubsetDistribution, q: SubsetDistribution) -> bool:
         fits = broadcasts(x.shape, y.shape) or broadcasts(y.shape, x.shape)
         return fits and bool(np.all(x == y))
 
-    a, b = p.constraint.lattice(p.event_shape[0]), q.constraint.lattice(q.event_shape[0])
-    return all(equal(getattr(a, name), getattr(b, name)) for name in ("weights", "capacity", "slack"))
+    a, b = (x.constraint.lattice(x._scores.shape[-1]) for x in (p, q))
+    return a.options == b.options and all(
+        equal(getattr(a, name), getattr(b, name)) for name in ("weights", "capacity", "slack")
+    )
 
 
 class _PathDivergence(torch.autograd.Function):
@@ -67,17 +69,14 @@ class _PathDivergence(torch.autograd.Function):
             if lattice.slack is not None:
                 slack = backend.array(lattice.slack, theta_p, "slack").unsqueeze(-1)
                 start = torch.where(torch.arange(len(start), device=slack.device) > slack, INFEASIBLE, start)
-            rows_p, rows_q = (_decisions(theta, x, weights, start) for theta, x in zip(thetas, (p, q)))
+            tables = [_probabilities(theta, x, lattice, weights, start) for theta, x in zip(thetas, (p, q))]
             divergence = theta_p.new_zeros(theta_p.shape[:-1])
-            E = torch.nn.functional.one_hot(
-                capacity.expand(divergence.shape), rows_p[0].shape[-1] if rows_p else 1
-            ).double()
-            for i in range(len(rows_p) - 1, -1, -1):
-                a, b = rows_p[i], rows_q[i]
-                local = _relative(a, b) + _relative(1 - a, 1 - b)
+            E = torch.nn.functional.one_hot(capacity.expand(divergence.shape), start.shape[-1]).double()
+            for k in reversed(range(len(tables[0]))):
+                local = sum(_relative(a, b) for a, b in zip(tables[0][k], tables[1][k]))
                 divergence = divergence + torch.where(E > 0, E * torch.where(E > 0, local, 0.0), 0.0).sum(-1)
-                picked, _ = _shifted(E * a, -weights[..., i], 0.0)
-                E = E - E * a + picked
+                moves = zip(tables[0][k], _step(weights, k, lattice.options))
+                E = torch.stack([_shifted(E * probability, -w, 0.0) for probability, w in moves]).sum(0)
             gradients = torch.autograd.grad(divergence.sum(), thetas, allow_unused=True, materialize_grads=True)
         finite = torch.isfinite(divergence.detach()).unsqueeze(-1)
         ctx.save_for_backward(theta_p, theta_q, *(torch.where(finite, gradient, 0.0) for gradient in gradients))
@@ -102,29 +101,46 @@ class _Once(torch.autograd.Function):
         raise operators.no_derivative("second derivative of this divergence")
 
 
-def _decisions(theta: Tensor, x: SubsetDistribution, weights: Tensor, start: Tensor) -> list[Tensor]:
-    """Q[i] (*batch, C + 1) for every item, with first derivatives that are right at ties too, where abs has a kink."""
+def _step(x: Tensor, k: int, options: int) -> list[Tensor]:
+    """Of numbers (..., n) those of the options of step k. An item has two, to skip it and to pick it."""
+    if options:
+        return [x[..., k * options + o] for o in range(options)]
+    return [torch.zeros_like(x[..., k]), x[..., k]]
+
+
+def _probabilities(
+    theta: Tensor, x: SubsetDistribution, lattice: Lattice, weights: Tensor, start: Tensor
+) -> list[list[Tensor]]:
+    """[P] (*batch, C + 1) of every option of every step, with first derivatives that are right at ties too, where abs
+    has a kink."""
     value, prob, dprob = (rebind(f, torch) for f in functions(x.regularizer.name).values())
+    scores = torch.where(theta == -inf, INFEASIBLE, theta)
     V = start.expand(*theta.shape[:-1], start.shape[-1])
-    rows = []
-    for i in range(theta.shape[-1]):
-        item = theta[..., i, None]
-        shifted, fits = _shifted(V, weights[..., i], INFEASIBLE)
-        pick = shifted + torch.where(item == -inf, INFEASIBLE, item)
-        delta = pick - V
-        q = torch.where(fits, prob(delta.detach()), 0.0)
-        larger = torch.where(delta > 0, pick, V).detach() + torch.where(fits, value(delta.detach()), 0.0)
-        V = larger + q * (pick - pick.detach()) + (1 - q) * (V - V.detach())
-        rows.append(q + dprob(q) * (delta - delta.detach()))
-    return rows
+    table = []
+    for k in range(theta.shape[-1] // (lattice.options or 1)):
+        moves = zip(_step(scores, k, lattice.options), _step(weights, k, lattice.options))
+        nodes = [_shifted(V, w, INFEASIBLE) + score.unsqueeze(-1) for score, w in moves]
+        shares = [torch.ones_like(V) for _ in nodes]
+        for low, middle, high in tournament(len(nodes)).tolist():
+            skip, pick = nodes[low], nodes[middle]
+            delta = (pick - skip).detach()
+            q = prob(delta)
+            larger = torch.where(delta > 0, pick, skip).detach() + value(delta)
+            nodes[low] = larger + q * (pick - pick.detach()) + (1 - q) * (skip - skip.detach())
+            chance = q + dprob(q) * (pick - skip - delta)
+            shares[low:middle] = [share * (1 - chance) for share in shares[low:middle]]
+            shares[middle:high] = [share * chance for share in shares[middle:high]]
+        V = torch.clamp(nodes[0], min=INFEASIBLE)
+        table.append(shares)
+    return table
 
 
-def _shifted(row: Tensor, w: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    """``row[c - w]`` for every c, and where that exists; ``fill`` elsewhere."""
+def _shifted(row: Tensor, w: Tensor, fill: float) -> Tensor:
+    """``row[c - w]`` for every c, and ``fill`` where that does not exist."""
     index = torch.arange(row.shape[-1], device=row.device) - w.unsqueeze(-1)
     fits = ((index >= 0) & (index < row.shape[-1])).expand(row.shape)
     index = index.clamp(0, row.shape[-1] - 1).expand(row.shape)
-    return torch.where(fits, row.gather(-1, index), fill), fits
+    return torch.where(fits, row.gather(-1, index), fill)
 
 
 def _relative(a: Tensor, b: Tensor) -> Tensor:

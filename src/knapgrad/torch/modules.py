@@ -91,8 +91,8 @@ class Relax(_Selection):
     """The relaxed selection as a layer: ``(*batch, n) -> (*batch, n)``, with its exact gradient.
 
     Args:
-        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
-            it is given with each call.
+        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`, which is
+            saved in ``state_dict``; None if it is given with each call.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact 0/1 selection (:func:`knapgrad.solve`) instead.
 
@@ -121,8 +121,8 @@ class Sample(Relax):
     """The stochastic layer: a random feasible 0/1 selection forwards, the exact gradient of its mean backwards.
 
     Args:
-        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
-            it is given with each call.
+        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`, which is
+            saved in ``state_dict``; None if it is given with each call.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact selection (:func:`knapgrad.solve`) instead of a random one.
 
@@ -142,17 +142,17 @@ class Sample(Relax):
         if self.hard_eval and not self.training:
             return ops.solve(theta, constraint)
         call = ops.prepare(theta, constraint, self.regularizer)
-        scores = backend.computable(theta)
-        uniforms = backend.uniforms(generator, (1, *theta.shape), scores)
-        return backend.as_type(backend.rsample(scores, uniforms, *call.problem, None)[0], theta)
+        scores = backend.computable(call.theta)
+        uniforms = backend.uniforms(generator, (1, *scores.shape), scores)
+        return backend.as_type(call.whole(backend.rsample(scores, uniforms, *call.problem, None)[0]), theta)
 
 
 class FenchelYoungLoss(_Selection):
     """:func:`knapgrad.fenchel_young_loss` with a reduction: ``(*batch, n), (*batch, n) -> ()``.
 
     Args:
-        constraint: a :class:`knapgrad.TopK` or :class:`knapgrad.Knapsack`, which is saved in ``state_dict``; None if
-            it is given with each call.
+        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`, which is
+            saved in ``state_dict``; None if it is given with each call.
         regularizer: with its gamma.
         reduction: "mean", "sum", or "none" for one loss per instance.
 

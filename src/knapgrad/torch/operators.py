@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from knapgrad.lattice import Lattice
 from knapgrad.torch.registration import Kept, Signature, define
 
 
@@ -210,3 +211,25 @@ def _entropy_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | Non
 
 entropy = define("entropy", Signature(), fake=_per_instance, backward=_entropy_backward)
 entropy_grad = define("entropy_grad", Signature(), fake=_like_theta, backward=_raises("second derivative of entropy"))
+
+
+# frontier: the values at all capacities.
+
+
+def _row_per_instance(theta: Tensor, lattice: Lattice, *_: Any) -> Tensor:
+    return theta.new_empty((*theta.shape[:-1], lattice.reach + 1), dtype=torch.float64)
+
+
+def _frontier_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
+    if grad is None:
+        return {}
+    return _through_scale(kept, frontier_vjp(kept.theta, grad.to(kept.theta.dtype), *kept.problem))
+
+
+frontier = define("frontier", Signature(), fake=_row_per_instance, backward=_frontier_backward)
+frontier_vjp = define(
+    "frontier_vjp",
+    Signature(own=("theta", "cotangent")),
+    fake=_like_theta,
+    backward=_raises("second derivative of frontier"),
+)

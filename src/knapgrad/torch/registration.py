@@ -29,7 +29,9 @@ from knapgrad.torch import private
 
 _library = torch.library.Library("knapgrad", "DEF")
 
-_LATTICE = {"weights": "Tensor", "capacity": "Tensor", "slack": "Tensor?", "reach": "int", "heaviest": "int"}
+_LATTICE = {
+    "weights": "Tensor", "capacity": "Tensor", "slack": "Tensor?", "reach": "int", "heaviest": "int", "options": "int"
+}  # fmt: skip
 _SMOOTHING = {"gamma": "Tensor", "regularizer": "str"}
 
 

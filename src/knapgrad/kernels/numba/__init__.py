@@ -3,6 +3,8 @@
 from knapgrad.kernels.numba.launch import (
     entropy,
     entropy_grad,
+    frontier,
+    frontier_vjp,
     log_prob,
     log_prob_vjp,
     mode,
@@ -16,6 +18,8 @@ from knapgrad.kernels.numba.launch import (
 __all__ = [
     "entropy",
     "entropy_grad",
+    "frontier",
+    "frontier_vjp",
     "log_prob",
     "log_prob_vjp",
     "mode",

@@ -15,13 +15,17 @@ the group, it has two parts:
   used, ``flat`` is 0 and this is all.)
 
 Where the parts come close to each other they are one, and nothing is constant.
+
+With choices among options, a step is a choice instead of an item, and its weight is that of its heaviest option. The
+band starts at ``C - later weights`` and is one part, up to the knee of a plain knapsack or up to ``prefix + slack``.
+Before cell 0 of a row there is a margin that is infeasible, so that heavy options need no test.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from knapgrad.kernels.numba.variants import function, inline, kernel
+from knapgrad.kernels.numba.variants import by_kind, function, inline, kernel
 from knapgrad.kernels.numba.vector import lanes, load, total, zeros
 from knapgrad.lattice import FEASIBLE, INFEASIBLE
 
@@ -35,11 +39,17 @@ class Batch(NamedTuple):
     slack: Any  # (1 or batch,), int64; if it is the capacity or more, all of it may stay unused
     gamma: Any  # (1 or batch,), float64
     stride: int  # lanes (instances in the lanes) or 1 (capacities in the lanes)
+    tree: Any  # of the options of a choice (lattice.tournament), flat; None for items
+    options: int  # of a choice
+    entries: int  # of the table per state
+    margin: int  # cells before cell 0 of a row
+    keeps: bool  # whether the table has all steps, or one at a time
+    complete: bool  # whether the last row is needed down to state 0
     reach: int  # the largest capacity in any group
 
 
 class Scratch(NamedTuple):
-    bands: Any  # (n + 1, COLUMNS), int64: a row per item, and one for the group
+    bands: Any  # (steps + 1, COLUMNS), int64: a row per step, an item or a choice, and one for the group
     states: Any  # the capacities left along paths, int64
     wide: Any  # float64: a row of V, then theta
     narrow: Any  # theta's type: rows and tables
@@ -54,10 +64,10 @@ COLUMNS = 9
 
 
 @function
-def plan(weights, lowest, highest, flat, slack, stride, width, bands):
+def plan_items(batch, weights, lowest, highest, flat, slack, width, bands):
     """Fills ``bands`` for a group with capacities from lowest to highest and slacks from flat to slack; returns the
     table's length."""
-    n = weights.shape[0]
+    n, stride = weights.shape[0], batch.stride
     bands[n, KNEE], bands[n, TOP] = flat, highest
     low = 0
     for i in range(n):
@@ -65,7 +75,7 @@ def plan(weights, lowest, highest, flat, slack, stride, width, bands):
     for i in range(n - 1, -1, -1):
         bands[i, START] = max(low, weights[i])
         low = max(low - min(weights[i], highest + 1), 0)
-    prefix = offset = below = 0
+    prefix = offset = below = cells = 0
     sharp, apart = flat < highest, True
     unit, margin = (1, 0) if stride > 1 else (width, 2)  # cells per vector; vectors that may be overhung
     for i in range(n):
@@ -87,9 +97,45 @@ def plan(weights, lowest, highest, flat, slack, stride, width, bands):
             fill, begin = -1, -1
         bands[i, KNEE], bands[i, TOP], bands[i, COUNT], bands[i, NEXT], bands[i, END] = knee, top, count, upper, end
         bands[i, OFFSET], bands[i, FILL], bands[i, FROM] = offset, fill, begin
-        offset += end * width
+        cells = max(cells, offset + end * width)
+        offset += end * width if batch.keeps else 0
         below = knee
-    return offset
+    return cells
+
+
+@inline
+def heaviest_of(weights, k, options, limit):
+    heaviest = 0
+    for p in range(k * options, (k + 1) * options):
+        heaviest = max(heaviest, weights[p])
+    return min(heaviest, limit)
+
+
+@function
+def plan_choices(batch, weights, lowest, highest, flat, slack, width, bands):
+    """The same for choices. START, KNEE, TOP, COUNT and OFFSET are used."""
+    options, steps = batch.options, bands.shape[0] - 1
+    unit = 1 if batch.stride > 1 else width
+    bands[steps, KNEE], bands[steps, TOP] = flat, highest
+    low = 0
+    for k in range(steps):
+        low = min(low + heaviest_of(weights, k, options, highest + 1), lowest)
+    for k in range(steps - 1, -1, -1):
+        bands[k, START] = low
+        low = max(low - heaviest_of(weights, k, options, highest + 1), 0)
+    prefix = offset = cells = 0
+    for k in range(steps):
+        prefix = min(prefix + heaviest_of(weights, k, options, highest + 1), highest)
+        top = min(prefix + max(slack, 0), highest) if flat < highest else prefix
+        count = (max(top - bands[k, START], -1) + unit) // unit
+        bands[k, KNEE], bands[k, TOP] = flat if flat < highest else top, top
+        bands[k, COUNT], bands[k, OFFSET] = count, offset
+        cells = max(cells, offset + count * width * batch.entries)
+        offset += count * width * batch.entries if batch.keeps else 0
+    return cells
+
+
+plan = by_kind(plan_items, plan_choices)
 
 
 @inline
@@ -121,11 +167,12 @@ def bands_of(batch, group, width, bands):
     for b in range(first + 1, first + members):
         lowest = min(lowest, own(batch.capacity, b))
         highest = max(highest, own(batch.capacity, b))
+    lowest = 0 if batch.complete else lowest
     flat = slack = slack_of(batch, first, highest)
     for b in range(first + 1, first + members):
         flat = min(flat, slack_of(batch, b, highest))
         slack = max(slack, slack_of(batch, b, highest))
-    return plan(own(batch.weights, first), lowest, highest, flat, slack, batch.stride, width, bands)
+    return plan(batch, own(batch.weights, first), lowest, highest, flat, slack, width, bands)
 
 
 @kernel
@@ -157,20 +204,22 @@ def settled(c, bands, i):
 
 @inline
 def goal_of(batch, scratch, instance):
-    """The state at which an instance starts its way back."""
-    n = batch.theta.shape[1]
-    return settled(own(batch.capacity, instance), scratch.bands, n - 1) if n > 0 else 0
+    """The cell from which an instance starts its way back."""
+    last = scratch.bands.shape[0] - 2
+    return batch.margin + (settled(own(batch.capacity, instance), scratch.bands, last) if last >= 0 else 0)
 
 
 @function
 def start_row(batch, bands, first, members, row, never):
     """[V] before the first item: 0 up to the slack, ``never`` above."""
     row[:] = 0.0
+    if batch.margin > 0:
+        row[: batch.margin * batch.stride] = never
     if is_sharp(bands):
         highest, stride = bands[bands.shape[0] - 1, TOP], batch.stride
         for lane in range(stride):
             slack = slack_of(batch, first + min(lane, members - 1), highest)
-            row[(slack + 1) * stride + lane :: stride] = never
+            row[(batch.margin + slack + 1) * stride + lane :: stride] = never
 
 
 @function
@@ -207,12 +256,13 @@ def unpack(packed, first, members, stride, width, array):
 @inline
 def row_length(batch, width):
     """With room for the vector that may overhang the last cell, and the one that extends it."""
-    return (batch.reach + 1) * batch.stride + 2 * width
+    return (batch.margin + batch.reach + 1) * batch.stride + 2 * width
 
 
 @function
 def prepare(batch, scratch, group):
-    """Bands, packed theta and the parts of the scratch: first instance, members, weights, theta, V, Q."""
+    """Bands, packed theta and the parts of the scratch: first instance, members, weights, theta, V, and the table,
+    Q of items or P of choices."""
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     first, members = members_of(batch, group, width)
     bands_of(batch, group, width, scratch.bands)
@@ -228,3 +278,33 @@ def final(batch, scratch, V, instance, lane):
     """[V] at the goal; -inf for an infeasible instance."""
     value = V[goal_of(batch, scratch, instance) * batch.stride + lane]
     return -np.inf if value < FEASIBLE else value
+
+
+@inline
+def cell_of_last_row(batch, bands, c):
+    """The cell that stands for c after the last step; -1 if no selection gets there."""
+    last = bands.shape[0] - 2
+    if last < 0:
+        return batch.margin + (c if is_sharp(bands) else 0)
+    if c > bands[last, TOP] and is_sharp(bands):
+        return -1
+    return batch.margin + settled(c, bands, last)
+
+
+@function
+def last_row(batch, bands, V, lane, row):
+    """[V] at all capacities after the last step, -inf where infeasible."""
+    for c in range(row.shape[0]):
+        at = cell_of_last_row(batch, bands, c)
+        value = V[at * batch.stride + lane] if at >= 0 else INFEASIBLE
+        row[c] = -np.inf if value < FEASIBLE else value
+
+
+@function
+def start_from(batch, bands, V, lane, cotangent, E):
+    """The adjoint of :func:`last_row`: adds a cotangent to the row from which the way back starts."""
+    for c in range(cotangent.shape[0]):
+        cell = cell_of_last_row(batch, bands, c)
+        at = cell * batch.stride + lane
+        if cell >= 0 and not V[at] < FEASIBLE:
+            E[at] += cotangent[c] + 0.0 * V[at]

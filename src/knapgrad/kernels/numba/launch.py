@@ -5,41 +5,66 @@ Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma th
     near-ties.
 """
 
+from functools import cache
 from math import prod
 
 import numpy as np
 
-from knapgrad.kernels.numba import threads, vector
+from knapgrad.kernels.numba import choice_paths, paths, threads, vector
 from knapgrad.kernels.numba.bands import COLUMNS, Batch, Scratch, measure, row_length
-from knapgrad.kernels.numba.paths import log_prob_kernel, mode_kernel, sample_kernel
-from knapgrad.kernels.numba.sweeps import operator_kernel, tangent_kernel
+from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
 from knapgrad.kernels.numba.variants import direction_of, regularizer_of
+from knapgrad.lattice import tournament
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
+_LARGEST_MEMO = 32  # shapes of batches
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
 
 
-def _layout(theta, lattice, gamma):
-    """The batch, its stride and reach; the number of groups; the length of a table."""
+def _layout(theta, lattice, gamma, keeps=True, complete=False, entries=None):
+    """The batch; the number of groups; the length of a table. What depends on the lattice is kept with it."""
     n, shape = theta.shape[-1], theta.shape[:-1]
-    size, weights = prod(shape), lattice.weights
-    if weights.size != n:
-        weights = np.broadcast_to(weights, theta.shape)
-    theta, weights = _ready(theta, size, n), _ready(weights, -(-weights.size // max(n, 1)), n)
-    capacity = _per_instance(lattice.capacity, shape)
-    slack = _ALL if lattice.slack is None else _per_instance(lattice.slack, shape)
+    size = prod(shape)
+    theta = _ready(theta, size, n)
     gamma = _per_instance(gamma.astype(np.float64, copy=False), shape)
-    width = vector.BYTES // theta.itemsize
-    bands = np.empty((n + 1, COLUMNS), np.int64)
+    key = shape, n, theta.itemsize, keeps, complete, entries
+    memo = lattice.memo
+    if key not in memo:
+        if len(memo) > _LARGEST_MEMO:
+            memo.clear()
+        memo[key] = _measured(theta, shape, lattice, gamma, keeps, complete, entries or lattice.options)
+    limits, constants, groups, cells = memo[key]
+    return Batch(theta, *limits, gamma, *constants), groups, cells
+
+
+def _measured(theta, shape, lattice, gamma, keeps, complete, entries):
+    """What a layout has of a lattice: weights, capacity and slack; the other numbers of a batch; groups and cells."""
+    size, n = theta.shape
+    weights, options = lattice.weights, lattice.options
+    if weights.size != n:
+        weights = np.broadcast_to(weights, (*shape, n))
+    weights = _ready(weights, -(-weights.size // max(n, 1)), n)
+    slack = _ALL if lattice.slack is None else _per_instance(lattice.slack, shape)
+    tree, margin, steps = None, 0, n
+    if options:
+        tree, margin, steps = _tree(options), lattice.heaviest, n // options
+        if margin > lattice.reach:
+            weights = np.minimum(weights, margin)
+    limits = weights, _per_instance(lattice.capacity, shape), slack
+    width, flags = vector.BYTES // theta.itemsize, (tree, options, entries, margin, keeps, complete)
+    bands = np.empty((steps + 1, COLUMNS), np.int64)
     shared = weights.shape[0] == 1 and size > width // 4
     for stride in (width, 1) if shared else (1,):
-        reach, cells = measure(Batch(theta, weights, capacity, slack, gamma, stride, 0), width, bands)
+        reach, cells = measure(Batch(theta, *limits, gamma, stride, *flags, 0), width, bands)
         if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
             break
-    return Batch(theta, weights, capacity, slack, gamma, stride, reach), -(-size // stride), cells
+    return limits, (stride, *flags, reach), -(-size // stride), cells
+
+
+_tree = cache(lambda options: tournament(options).reshape(-1))
 
 
 def _ready(array, *shape):
@@ -60,17 +85,17 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
     batch, groups, cells = layout
     theta = batch.theta
     n, width = theta.shape[1], vector.BYTES // theta.itemsize
-    row = row_length.py_func(batch, width)
-    sizes = (samples * width, row + n * width, rows * row + 2 * n * width + tables * cells, cells)
+    row, slots, steps = row_length.py_func(batch, width), batch.options * width, n // max(batch.options, 1)
+    narrow = rows * row + 2 * n * width + tables * cells
+    sizes = (samples * width, row + n * width + slots, narrow + 4 * slots, cells)
 
     def work(begin: int, end: int) -> None:
         try:
             states, wide, narrow, own_table = threads.scratch(theta.dtype, sizes)
         except MemoryError as error:
             raise _too_large(batch, error) from None
-        scratch = Scratch(
-            np.empty((n + 1, COLUMNS), np.int64), states, wide, narrow, own_table if table is None else table
-        )
+        bands = np.empty((steps + 1, COLUMNS), np.int64)
+        scratch = Scratch(bands, states, wide, narrow, own_table if table is None else table)
         kernel(*variants, batch, scratch, begin, end, *arguments)
 
     threads.run(work, groups, weight * groups * cells / width * _NANOSECONDS_PER_VECTOR)
@@ -79,23 +104,23 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
 def _too_large(batch, error: MemoryError) -> MemoryError:
     return MemoryError(
         f"the tables for a capacity of {batch.reach:,} do not fit into memory ({error}); divide weights and capacity "
-        "by a common factor; if there is none, scale them down and round weights up, the capacity down"
+        "by a common factor; if there is none, from_real(weights, capacity, resolution=...) rounds them safely"
     )
 
 
 def _check_feasible(value: np.ndarray, lattice) -> None:
-    if lattice.slack is not None and (value == -np.inf).any():
+    if (lattice.slack is not None or lattice.options) and (value == -np.inf).any():
         instance = int(np.argmax(value == -np.inf))
         raise ValueError(
             f"instance {instance} (counted over the flattened batch) has no feasible selection: no items that are left "
             "by the mask (scores of -inf) come to the weight, or the number, that is required; mask fewer items, or "
-            "lower k or at_least there"
+            "lower k or at_least there, or raise the capacity if one option of each group is required"
         )
 
 
 def operator(theta, lattice, gamma, regularizer, relaxed=True):
     """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
-    layout = _layout(theta, lattice, gamma)
+    layout = _layout(theta, lattice, gamma, keeps=relaxed)
     value, y = _outputs(layout)
     _run(operator_kernel, [regularizer_of(regularizer)], layout, relaxed, value, y)
     _check_feasible(value, lattice)
@@ -122,12 +147,12 @@ def vjp(theta, z, lattice, gamma, regularizer):
 
 def entropy(theta, lattice, gamma, regularizer):
     """The Shannon entropy (*batch,) of the distribution over selections."""
-    return _tangent("entropy", theta, theta, lattice, gamma, regularizer, False, 5.0)[0]
+    return _tangent("entropy", theta, np.zeros_like(theta), lattice, gamma, regularizer, False, 5.0)[0]
 
 
 def entropy_grad(theta, lattice, gamma, regularizer):
     """Its gradient (*batch, n)."""
-    return _tangent("entropy", theta, theta, lattice, gamma, regularizer, True, 5.0)[1]
+    return _tangent("entropy", theta, np.zeros_like(theta), lattice, gamma, regularizer, True, 5.0)[1]
 
 
 def _tangent(direction, theta, z, lattice, gamma, regularizer, backwards, weight):
@@ -140,19 +165,56 @@ def _tangent(direction, theta, z, lattice, gamma, regularizer, backwards, weight
     return tangent.reshape(theta.shape[:-1]), product.reshape(theta.shape)
 
 
+def frontier(theta, lattice, gamma, regularizer):
+    """The smoothed optimum at every capacity up to the reach, (*batch, reach + 1) in float64, -inf where infeasible.
+    The capacity of the lattice is not used. Everything is in float64."""
+    is_argmax = regularizer == "hard" and lattice.options
+    layout = _complete(theta, lattice, gamma, keeps=False, entries=1 if is_argmax else None)
+    flat = layout[0].theta
+    rows, nothing = np.empty((flat.shape[0], lattice.reach + 1)), flat[:0]
+    if is_argmax:
+        _run(choice_paths.solve_kernel, [regularizer_of("hard")], layout, np.empty(flat.shape[0]), nothing, rows)
+    else:
+        _run(frontier_kernel, [regularizer_of(regularizer)], layout, rows, False, rows, nothing)
+    return rows.reshape(*theta.shape[:-1], lattice.reach + 1)
+
+
+def frontier_vjp(theta, cotangent, lattice, gamma, regularizer):
+    """The gradient (*batch, n) of the sum of those optima weighted by a cotangent (*batch, reach + 1)."""
+    layout = _complete(theta, lattice, gamma)
+    y = np.empty_like(layout[0].theta)
+    cotangent = _ready(cotangent.astype(np.float64, copy=False), y.shape[0], lattice.reach + 1)
+    _run(frontier_kernel, [regularizer_of(regularizer)], layout, cotangent, True, cotangent, y)
+    return y.reshape(theta.shape).astype(theta.dtype, copy=False)
+
+
+def _complete(theta, lattice, gamma, **options):
+    """A layout in which the last row is complete."""
+    lattice = lattice.replace(capacity=np.array(lattice.reach))
+    return _layout(theta.astype(np.float64, copy=False), lattice, gamma, complete=True, **options)
+
+
 def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     layout, samples = _layout(theta, lattice, gamma), uniforms.shape[0]
     flat = _ready(uniforms, samples, *layout[0].theta.shape)
     value, y = np.zeros(flat.shape[1]), np.empty_like(flat)
     variants, arguments = [regularizer_of(regularizer)], (table is not None, flat, value, y)
-    _run(sample_kernel, variants, layout, *arguments, weight=1 + 0.05 * samples, samples=samples, table=table)
+    kernel = (choice_paths if lattice.options else paths).sample_kernel
+    _run(kernel, variants, layout, *arguments, weight=1 + 0.05 * samples, samples=samples, table=table)
     _check_feasible(value, lattice)
     return y.reshape(uniforms.shape)
 
 
 def solve(theta, lattice):
-    """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
+    """The best selection (*batch, n), exactly; of ties, the one that skips the later item, or takes the earlier
+    option."""
+    if lattice.options:
+        layout = _layout(theta, lattice, _UNIT, entries=1)
+        value, y = _outputs(layout)
+        _run(choice_paths.solve_kernel, [regularizer_of("hard")], layout, value, y, np.empty((0, 0)))
+        _check_feasible(value, lattice)
+        return y.reshape(theta.shape)
     return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), lattice, _UNIT, "hard")[0]
 
 
@@ -160,7 +222,8 @@ def mode(theta, lattice, gamma, regularizer):
     """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
     layout = _layout(theta, lattice, gamma)
     value, y = _outputs(layout)
-    _run(mode_kernel, [regularizer_of(regularizer)], layout, value, y, weight=2.0)
+    kernel = (choice_paths if lattice.options else paths).mode_kernel
+    _run(kernel, [regularizer_of(regularizer)], layout, value, y, weight=2.0)
     _check_feasible(value, lattice)
     return y.reshape(theta.shape)
 
@@ -186,7 +249,8 @@ def _log_prob(theta, y, cotangent, lattice, gamma, regularizer, table):
     variants, arguments = [regularizer_of(regularizer)], (
         table is not None, flat, cotangent, backwards, value, result, gradient,
     )  # fmt: skip
-    _run(log_prob_kernel, variants, layout, *arguments, weight=1 + 0.1 * samples, samples=samples, table=table)
+    kernel = (choice_paths if lattice.options else paths).log_prob_kernel
+    _run(kernel, variants, layout, *arguments, weight=1 + 0.1 * samples, samples=samples, table=table)
     _check_feasible(value, lattice)
     return result.reshape(y.shape[:-1]), gradient.reshape(theta.shape)
 

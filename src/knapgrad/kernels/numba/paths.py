@@ -1,4 +1,4 @@
-"""Paths through the table of a group: drawing selections, their log-probabilities, the most probable one."""
+"""Paths through the table of a group of items: drawing selections, their log-probabilities, the most probable one."""
 
 import numpy as np
 
@@ -9,7 +9,6 @@ from knapgrad.kernels.numba.bands import (
     START,
     final,
     goal_of,
-    is_sharp,
     prepare,
     row_length,
     settled,
@@ -33,14 +32,6 @@ def spread_nan(first, members, width, theta, y):
                     y[s, first + lane] = np.nan
 
 
-@function
-def settle(states, first, count, bands, i):
-    """Some states, in row i."""
-    if i >= 0:
-        for p in range(first, first + count):
-            states[p] = settled(states[p], bands, i)
-
-
 @kernel
 def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, value, y):
     """[sample]: the paths of a group step through the items together."""
@@ -49,7 +40,7 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
     for group in range(begin, end):
         first, members, weights, theta, V, Q = prepare(batch, scratch, group)
         if not filled:
-            fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
+            fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
                 value[first + lane] = final(batch, scratch, V, first + lane, lane)
         for lane in range(members):
@@ -58,14 +49,13 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
                 states[s * members + lane] = goal
         # A step waits for the one before on its path, so paths take turns: those of all lanes, or of 8 samples.
         together, next_lane, next_random = (8, 0, size * n) if members == 1 else (1, 1, n)
-        sharp = is_sharp(bands)
-        has_gap = sharp and bands[n, KNEE] > 0
+        flat = bands[n, KNEE]
         for block in range(n, 0, -16):  # of items: a cache line of random numbers is used up before the next
             for s in range(0, y.shape[0], together):
                 turns = min(together, y.shape[0] - s) * members
                 for i in range(block - 1, max(block - 16, 0) - 1, -1):
                     weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
-                    ceiling = batch.reach if sharp else (bands[i - 1, KNEE] if i > 0 else 0)
+                    knee = bands[i - 1, KNEE] if i > 0 else 0
                     random = (s * size + first) * n + i
                     for turn in range(turns):
                         c = item(states, s * members + turn)
@@ -77,9 +67,8 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
                             set_item(flat_y, at, picked + 0.0 * q)  # NaN stays NaN
                         else:
                             set_item(flat_y, at, 0.0)
-                        set_item(states, s * members + turn, min(c - weight * picked, ceiling))
-                    if has_gap:
-                        settle(states, s * members, turns, bands, i - 1)
+                        c -= weight * picked
+                        set_item(states, s * members + turn, min(c, knee) if c <= flat else c)
         spread_nan(first, members, lanes(scratch.narrow), theta, y)
 
 
@@ -96,7 +85,7 @@ def log_prob_kernel(
     for group in range(begin, end):
         first, members, weights, theta, V, Q = prepare(batch, scratch, group)
         if not filled:
-            fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
+            fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
                 value[first + lane] = final(batch, scratch, V, first + lane, lane)
         for lane in range(members):
@@ -133,7 +122,7 @@ def log_prob_kernel(
 
 
 @inline
-def _log_chance(q):
+def log_chance(q):
     return where(q > 0.0, vector.log(where(q > 0.0, q, 1.0)), -1e30)
 
 
@@ -141,8 +130,8 @@ def _log_chance(q):
 def harden_part(M, Q, start, shift, table, begin, end, like, width):
     for j in range(end - width, begin - 1, -width):
         q = load(Q, table + j, like)
-        pick = load(M, start + j - shift, like) + _log_chance(q)
-        skip = load(M, start + j, like) + _log_chance(1.0 - q)
+        pick = load(M, start + j - shift, like) + log_chance(q)
+        skip = load(M, start + j, like) + log_chance(1.0 - q)
         store(M, start + j, where(pick > skip, pick, skip))
         store(Q, table + j, where(pick > skip, like + 1.0, where(q > -1.0, like, q)))  # NaN stays NaN
 
@@ -155,7 +144,7 @@ def mode_kernel(regularizer, batch, scratch, begin, end, value, y):
     M = scratch.narrow[: row_length(batch, width)]
     for group in range(begin, end):
         first, members, weights, theta, V, Q = prepare(batch, scratch, group)
-        fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
+        fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
         M[:] = 0.0
         for i in range(n):
             shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]

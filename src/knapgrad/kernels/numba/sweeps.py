@@ -1,4 +1,5 @@
-"""The sweeps of a group: :mod:`knapgrad.reference` in SIMD, in scratch that stays in cache.
+"""The sweeps of a group of items: :mod:`knapgrad.reference` in SIMD, in scratch that stays in cache; and the kernels,
+of items and of choices (:mod:`knapgrad.kernels.numba.options`).
 
 - Rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before
   left.
@@ -17,7 +18,7 @@ from math import log
 import numpy as np
 from numba.extending import overload
 
-from knapgrad.kernels.numba import vector
+from knapgrad.kernels.numba import options, vector
 from knapgrad.kernels.numba.bands import (
     COUNT,
     END,
@@ -30,13 +31,25 @@ from knapgrad.kernels.numba.bands import (
     TOP,
     final,
     goal_of,
+    last_row,
     pack,
     prepare,
     row_length,
+    start_from,
     start_row,
     unpack,
 )  # fmt: skip
-from knapgrad.kernels.numba.variants import dprob, function, inline, kernel, prob, smoothed, source
+from knapgrad.kernels.numba.variants import (
+    by_kind,
+    dprob,
+    function,
+    inline,
+    is_of_items,
+    kernel,
+    prob,
+    smoothed,
+    source,
+)
 from knapgrad.kernels.numba.vector import broadcast, cast, lanes, load, store, total, where, zeros
 from knapgrad.lattice import FEASIBLE, INFEASIBLE
 
@@ -242,18 +255,18 @@ def sums_fit(theta, Q, row):
     return True
 
 
-def fill(regularizer, batch, scratch, first, members, weights, theta, V, Q):
-    """Q, and V at the goals of the members of a group."""
+def fill(batch, regularizer, scratch, first, members, weights, theta, V, Q):
+    """The table, and V at the goals of the members of a group."""
 
 
-@overload(fill)
-def _choose_fill(regularizer, batch, scratch, first, members, weights, theta, V, Q):
-    def by_values(regularizer, batch, scratch, first, members, weights, theta, V, Q):
+@overload(fill, strict=False)
+def _choose_fill(batch, regularizer, scratch, first, members, weights, theta, V, Q):
+    def by_values(batch, regularizer, scratch, first, members, weights, theta, V, Q):
         start_row(batch, scratch.bands, first, members, V, INFEASIBLE)
         fill_values(regularizer, batch, scratch.bands, weights, theta, V, Q)
 
-    def by_sums(regularizer, batch, scratch, first, members, weights, theta, V, Q):
-        if theta.shape[0] == 0 or not sums_fit(theta, Q, V):
+    def by_sums(batch, regularizer, scratch, first, members, weights, theta, V, Q):
+        if theta.shape[0] == 0 or batch.complete or not sums_fit(theta, Q, V):
             start_row(batch, scratch.bands, first, members, V, INFEASIBLE)
             fill_values(regularizer, batch, scratch.bands, weights, theta, V, Q)
             return
@@ -267,6 +280,8 @@ def _choose_fill(regularizer, batch, scratch, first, members, weights, theta, V,
             infeasible = X[goal] < 0.5 * never_of(Q) and M[goal] == M[goal]
             V[goal] = INFEASIBLE if infeasible else np.log(np.float64(M[goal])) + X[goal] * LOG2
 
+    if not is_of_items(batch):
+        return options.choose_fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
     return by_sums if regularizer.variant == "shannon" else by_values
 
 
@@ -282,7 +297,8 @@ def collect_row(i, batch, bands, weights, E, P, Q, like, width):
         y_i = collect_part(E, P, Q, start, shift, table, begin, end, together, y_i, like, width)
     if not together:
         arrive_part(E, P, start - shift, 0, lower, like, width)
-        arrive_part(E, P, start - shift, begin, end, like, width)
+        if begin < end:
+            arrive_part(E, P, start - shift, begin, end, like, width)
     return y_i
 
 
@@ -300,7 +316,7 @@ def start_marginals(batch, scratch, first, members, E):
 
 
 @function
-def collect(batch, bands, weights, E, P, Q, y):
+def collect_items(batch, bands, weights, E, P, Q, y):
     """The E sweep of [E] and [y]."""
     like, width = zeros(Q), lanes(Q)
     for i in range(weights.shape[0] - 1, -1, -1):
@@ -309,9 +325,9 @@ def collect(batch, bands, weights, E, P, Q, y):
 
 
 @function
-def follow(regularizer, direction, batch, bands, weights, z, T, Q, R):
+def follow_items(batch, regularizer, direction, scratch, weights, z, T, Q, R):
     """The derivative T of the V sweep in a direction, [V'], and that of Q, [Q']."""
-    like, width, stride = zeros(Q), lanes(Q), batch.stride
+    like, width, stride, bands = zeros(Q), lanes(Q), batch.stride, scratch.bands
     T[:] = 0.0
     for i in range(weights.shape[0]):
         shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
@@ -324,7 +340,7 @@ def follow(regularizer, direction, batch, bands, weights, z, T, Q, R):
 
 
 @function
-def collect_tangents(batch, bands, weights, E, D, P, S, Q, R, product):
+def collect_tangents_of_items(batch, bands, weights, E, D, P, S, Q, R, product):
     """The E sweep together with its derivative D in the direction of the tangent sweep, [E'] and [Hz]."""
     like, width, stride = zeros(Q), lanes(Q), batch.stride
     for i in range(weights.shape[0] - 1, -1, -1):
@@ -337,12 +353,19 @@ def collect_tangents(batch, bands, weights, E, D, P, S, Q, R, product):
                 E, D, P, S, Q, R, start, shift, table, begin, end, together, sum_i, like, width
             )
         if not together:
-            for row, picked in ((E, P), (D, S)):
-                arrive_part(row, picked, start - shift, 0, lower, like, width)
-                arrive_part(row, picked, start - shift, begin, end, like, width)
+            arrive_part(E, P, start - shift, 0, lower, like, width)
+            arrive_part(D, S, start - shift, 0, lower, like, width)
+            if begin < end:
+                arrive_part(E, P, start - shift, begin, end, like, width)
+                arrive_part(D, S, start - shift, begin, end, like, width)
         store(product, i * width, sum_i)
         fold(i, stride, bands, E, like, width)
         fold(i, stride, bands, D, like, width)
+
+
+collect = by_kind(collect_items, options.collect_choices)
+follow = by_kind(follow_items, options.follow_choices)
+collect_tangents = by_kind(collect_tangents_of_items, options.collect_tangents_of_choices)
 
 
 # The kernels: all groups from ``begin`` to ``end``.
@@ -355,7 +378,7 @@ def operator_kernel(regularizer, batch, scratch, begin, end, relaxed, value, y):
     E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
     for group in range(begin, end):
         first, members, weights, theta, V, Q = prepare(batch, scratch, group)
-        fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
+        fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
         for lane in range(members):
             value[first + lane] = final(batch, scratch, V, first + lane, lane)
         if relaxed:
@@ -379,8 +402,8 @@ def tangent_kernel(regularizer, direction, batch, scratch, begin, end, z, backwa
     for group in range(begin, end):
         first, members, weights, theta, V, Q = prepare(batch, scratch, group)
         pack(z, unit, first, members, batch.stride, width, packed)
-        fill(regularizer, batch, scratch, first, members, weights, theta, V, Q)
-        follow(regularizer, direction, batch, scratch.bands, weights, packed, T, Q, R)
+        fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
+        follow(batch, regularizer, direction, scratch, weights, packed, T, Q, R)
         for lane in range(members):
             value[first + lane] = final(batch, scratch, V, first + lane, lane)
             tangent[first + lane] = T[goal_of(batch, scratch, first + lane) * batch.stride + lane]
@@ -389,3 +412,23 @@ def tangent_kernel(regularizer, direction, batch, scratch, begin, end, z, backwa
             D[:] = 0.0
             collect_tangents(batch, scratch.bands, weights, E, D, T, S, Q, R, sums)
             unpack(sums, first, members, batch.stride, width, product)
+
+
+@kernel
+def frontier_kernel(regularizer, batch, scratch, begin, end, rows, backwards, cotangent, y):
+    """[V] of all capacities after the last step; backwards, an E sweep that starts from a row of cotangents."""
+    width, n = lanes(scratch.narrow), batch.theta.shape[1]
+    row = row_length(batch, width)
+    E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
+    for group in range(begin, end):
+        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
+        if backwards:
+            E[:] = 0.0
+            for lane in range(members):
+                start_from(batch, scratch.bands, V, lane, cotangent[first + lane], E)
+            collect(batch, scratch.bands, weights, E, P, Q, sums)
+            unpack(sums, first, members, batch.stride, width, y)
+        else:
+            for lane in range(members):
+                last_row(batch, scratch.bands, V, lane, rows[first + lane])

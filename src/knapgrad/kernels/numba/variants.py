@@ -1,7 +1,8 @@
 """Regularizers and directions as Numba types, so that a kernel is compiled, and cached on disk, once for each.
 
 A kernel takes a :class:`Variant` as an argument and calls ``smoothed``, ``prob``, ``dprob`` or ``source`` with it.
-Numba finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles.
+Numba finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles. Items or choices among options
+is decided when it compiles as well, see :func:`by_kind`.
 """
 
 import hashlib
@@ -95,3 +96,21 @@ _by_variant(smoothed, "value")
 _by_variant(prob, "prob")
 _by_variant(dprob, "dprob")
 _by_variant(source, "source")
+
+
+def is_of_items(batch):
+    """Whether the type of a :class:`~knapgrad.kernels.numba.bands.Batch` says so."""
+    return isinstance(batch.types[batch.fields.index("tree")], types.NoneType)
+
+
+def by_kind(of_items, of_choices):
+    """A function whose first argument is a batch: the first one for items, the second one for choices."""
+
+    def chosen(batch, *arguments):
+        """Never called by Python."""
+
+    @overload(chosen, strict=False, jit_options={"error_model": "numpy"})
+    def choose(batch, *arguments):
+        return (of_items if is_of_items(batch) else of_choices).py_func
+
+    return chosen

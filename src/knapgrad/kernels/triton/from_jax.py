@@ -52,7 +52,7 @@ def multiprocessors() -> int:
 def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> Callable[..., Any] | None:
     """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it."""
     function = _FUNCTIONS.get(name)
-    if function is None or theta.size == 0 or multiprocessors() == 0:
+    if function is None or lattice.options or theta.size == 0 or multiprocessors() == 0:
         return None
     tables = 2 if name in ("vjp", "entropy") else 1
     if plan.is_shared(theta.shape[-1], lattice.reach, tables * theta.dtype.itemsize):

@@ -17,8 +17,10 @@ import torch
 import triton
 from torch import Tensor
 
-from knapgrad.kernels.triton import choices, instances, paths, plan, shared
+from knapgrad.kernels.triton import choices, instances, option_instances, option_paths, paths, plan, shared
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, Lattice
+
+REGISTERS = 128  # per thread, for choices: more would leave fewer warps resident
 
 
 class Batch(NamedTuple):
@@ -27,6 +29,7 @@ class Batch(NamedTuple):
     theta: Tensor  # (batch, n)
     reach: int
     regularizer: str
+    options: int  # how many items make one choice; 0 if each is picked or not
     constants: dict[str, Any]  # the arguments for the lattice and gamma that all kernels take, by name
 
     def part(self, first: int, last: int) -> Batch:
@@ -35,9 +38,13 @@ class Batch(NamedTuple):
         some = {name: self.constants[name][first:last] for name in names}
         return self._replace(theta=self.theta[first:last], constants=self.constants | some)
 
+    def options_of(self, layout: plan.Plan) -> dict[str, int]:
+        """Of a launch."""
+        return {**layout.options, "maxnreg": REGISTERS} if self.options else layout.options
+
     def plan(self, tables: int) -> plan.Plan:
         theta = self.theta
-        return plan.plan(*theta.shape, self.reach, tables, theta.itemsize, multiprocessors(theta.device))
+        return plan.plan(*theta.shape, self.reach, tables, theta.itemsize, multiprocessors(theta.device), self.options)
 
 
 def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> Batch:
@@ -67,7 +74,7 @@ def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> B
         constants[f"{name}_step"] = 0 if shared else 1
     if lattice.slack is None:
         constants["slack"], constants["slack_step"] = constants["capacity"], constants["capacity_step"]
-    return Batch(theta, lattice.reach, regularizer, constants)
+    return Batch(theta, lattice.reach, regularizer, lattice.options, constants)
 
 
 @cache
@@ -99,17 +106,18 @@ def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: 
             value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
         return value, 0 * value.to(theta.dtype), y, theta.new_empty(size, 0)
     count = 1 if direction is None else 2
-    if plan.is_shared(n, batch.reach, count * theta.itemsize):
+    if not batch.options and plan.is_shared(n, batch.reach, count * theta.itemsize):
         return _sweep_by_item(batch, z, direction, relaxed, keep)
     layout = batch.plan(count)
     tables = theta.new_empty((size, n * layout.width) if keep else layout.scratch(n)["tables"])
     rows = {"V_rows": value, "rows": y} if layout.narrow else _scratch(theta, layout)  # narrow ones are in registers
+    kernel = option_instances.operator_kernel if batch.options else instances.operator_kernel
     with _on(theta.device):
-        instances.operator_kernel[(layout.programs,)](
+        kernel[(layout.programs,)](
             theta=theta, z=z, **batch.constants, batch=size, n=n, width=layout.width,
             value=value, tangent=tangent, y=y, tables=tables, **rows, **choices.functions(batch.regularizer),
             SOURCE=choices.source(direction), RELAXED=relaxed, KEEP=keep, LATER=layout.later and not keep,
-            **layout.options,
+            **batch.options_of(layout),
         )  # fmt: skip
     return value, tangent, y, tables
 
@@ -199,13 +207,55 @@ def vjp(theta, z, lattice, gamma, regularizer):
 def entropy(theta, lattice, gamma, regularizer):
     """The Shannon entropy (*batch,) of the distribution over selections."""
     batch = _flat(theta, lattice, gamma, regularizer)
-    return _sweep(batch, batch.theta, "entropy", False)[1].reshape(theta.shape[:-1])
+    return _sweep(batch, torch.zeros_like(batch.theta), "entropy", False)[1].reshape(theta.shape[:-1])
 
 
 def entropy_grad(theta, lattice, gamma, regularizer):
     """Its gradient (*batch, n)."""
     batch = _flat(theta, lattice, gamma, regularizer)
-    return _sweep(batch, batch.theta, "entropy", True)[2].reshape(theta.shape)
+    return _sweep(batch, torch.zeros_like(batch.theta), "entropy", True)[2].reshape(theta.shape)
+
+
+def frontier(theta, lattice, gamma, regularizer):
+    """The smoothed optimum at every capacity (*batch, reach + 1) in float64; -inf where nothing is feasible."""
+    values = _frontier(theta, None, lattice, gamma, regularizer)
+    return values.reshape(*theta.shape[:-1], lattice.reach + 1)
+
+
+def frontier_vjp(theta, cotangent, lattice, gamma, regularizer):
+    """The gradient (*batch, n) of the sum of those optima weighted by a cotangent (*batch, reach + 1)."""
+    return _frontier(theta, cotangent, lattice, gamma, regularizer).reshape(theta.shape)
+
+
+def _frontier(theta: Tensor, cotangent: Tensor | None, lattice: Lattice, gamma: Tensor, regularizer: str) -> Tensor:
+    """Items are choices between two: to skip one, and to pick it."""
+    if not lattice.options:
+        doubled = _with_skips(theta), lattice.replace(weights=_with_skips(lattice.weights), options=2)
+        result = _frontier(doubled[0], cotangent, doubled[1], gamma, regularizer)
+        return result if cotangent is None else result[:, 1::2]
+    batch = _flat(theta, lattice, gamma, regularizer)
+    theta, cells = batch.theta, lattice.reach + 1
+    (size, n), backwards = theta.shape, cotangent is not None
+    values, y = theta.new_zeros(0 if backwards else size, cells, dtype=torch.float64), torch.empty_like(theta)
+    if n == 0 and batch.constants["SLACK"]:
+        unused = torch.arange(cells, device=theta.device) > batch.constants["slack"][:, None]
+        values.masked_fill_(unused, -torch.inf)
+    if n and size:
+        layout = batch.plan(1)
+        given = values if cotangent is None else cotangent.to(theta.dtype).reshape(size, cells).contiguous()
+        tables = theta.new_empty(layout.scratch(n)["tables"] if backwards else 1)
+        with _on(theta.device):
+            option_instances.frontier_kernel[(layout.programs,)](
+                theta=theta, cotangent=given, **batch.constants, batch=size, n=n, width=layout.width, values=values,
+                y=y, tables=tables, **_scratch(theta, layout), **choices.functions(regularizer), BACKWARDS=backwards,
+                **batch.options_of(layout),
+            )  # fmt: skip
+    return y if backwards else values
+
+
+def _with_skips(x: Tensor) -> Tensor:
+    """A 0 before each entry."""
+    return torch.stack([torch.zeros_like(x), x], -1).flatten(-2)
 
 
 def _beside(x: Tensor, batch: Batch, *samples: int) -> Tensor:
@@ -218,7 +268,7 @@ def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     batch = _flat(theta, lattice, gamma, regularizer)
     flat = _beside(uniforms, batch, len(uniforms))
     y = torch.empty_like(flat)
-    _walk(paths.sample_kernel, batch, {"uniforms": flat}, {"y": y}, table, DRAW=True, HARDEN=False)
+    _walk(_paths(batch).sample_kernel, batch, {"uniforms": flat}, {"y": y}, table, DRAW=True, HARDEN=False)
     return y.reshape(uniforms.shape).to(uniforms.dtype)
 
 
@@ -234,7 +284,7 @@ def mode(theta, lattice, gamma, regularizer):
 
 def _likeliest(batch: Batch, harden: bool) -> Tensor:
     y = batch.theta.new_empty(1, *batch.theta.shape)
-    _walk(paths.sample_kernel, batch, {"uniforms": y}, {"y": y}, None, DRAW=False, HARDEN=harden)
+    _walk(_paths(batch).sample_kernel, batch, {"uniforms": y}, {"y": y}, None, DRAW=False, HARDEN=harden)
     return y
 
 
@@ -243,7 +293,9 @@ def log_prob(theta, y, lattice, gamma, regularizer, table=None):
     batch = _flat(theta, lattice, gamma, regularizer)
     result = theta.new_zeros(len(y), batch.theta.shape[0])
     inputs = {"selections": _beside(y, batch, len(y)), "cotangent": result}
-    _walk(paths.log_prob_kernel, batch, inputs, {"log_prob": result, "gradient": result}, table, BACKWARDS=False)
+    _walk(
+        _paths(batch).log_prob_kernel, batch, inputs, {"log_prob": result, "gradient": result}, table, BACKWARDS=False
+    )
     return result.reshape(y.shape[:-1])
 
 
@@ -255,8 +307,13 @@ def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
     cotangent = cotangent.to(theta.dtype).reshape(flat.shape[:2]).contiguous()
     gradient = theta.new_zeros(1, *batch.theta.shape)
     inputs, outputs = {"selections": flat, "cotangent": cotangent}, {"log_prob": cotangent, "gradient": gradient}
-    _walk(paths.log_prob_kernel, batch, inputs, outputs, None, BACKWARDS=True)
+    _walk(_paths(batch).log_prob_kernel, batch, inputs, outputs, None, BACKWARDS=True)
     return gradient.reshape(theta.shape)
+
+
+def _paths(batch: Batch) -> Any:
+    """The module of the kernels that follow paths."""
+    return option_paths if batch.options else paths
 
 
 def _walk(
@@ -272,7 +329,7 @@ def _walk(
     (size, n), samples = theta.shape, flat.shape[0]
     if samples == 0 or size == 0 or n == 0:
         return
-    if table is None and plan.is_shared(n, batch.reach, theta.itemsize):
+    if table is None and not batch.options and plan.is_shared(n, batch.reach, theta.itemsize):
         group = max(plan.ITEM_SCRATCH // (theta.itemsize * n * plan.whole_lines(batch.reach + 1)), 1)
         for k in range(0, size, group):
             part = batch.part(k, k + group)
@@ -287,5 +344,5 @@ def _walk(
             theta=theta, **inputs, **batch.constants, batch=size, whole=flat.stride(0) // n, samples=samples, n=n,
             width=layout.width, **outputs, tables=tables, **_scratch(theta, layout),
             **choices.functions(batch.regularizer), **options, FILLED=table is not None, LANES=plan.lanes(samples),
-            **layout.options,
+            **batch.options_of(layout),
         )  # fmt: skip

@@ -3,11 +3,12 @@
 import triton
 import triton.language as tl
 
-from knapgrad.kernels.triton.instances import NUMBERS, fill
+from knapgrad.kernels.triton import instances
+from knapgrad.kernels.triton.instances import fill
 from knapgrad.kernels.triton.memory import collect_any_row, line_of, start_of, tiles_of
 from knapgrad.kernels.triton.steps import band_of, is_live, limits_of, scale_of, settled, weight_of
 
-_NUMBERS = [*NUMBERS, "whole", "samples"]
+NUMBERS = [*instances.NUMBERS, "whole", "samples"]
 
 
 @triton.jit
@@ -46,7 +47,7 @@ def log_chance(q):
     return tl.where(q > 0.0, tl.log(tl.where(q > 0.0, q, 1.0).to(tl.float64)), -1e30)
 
 
-@triton.jit(do_not_specialize=_NUMBERS)
+@triton.jit(do_not_specialize=NUMBERS)
 def sample_kernel(
     theta, uniforms, weights, capacity, slack, gamma,
     scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, slack_step, gamma_step,
@@ -98,7 +99,7 @@ def sample_kernel(
         tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=_NUMBERS)
+@triton.jit(do_not_specialize=NUMBERS)
 def log_prob_kernel(
     theta, selections, cotangent, weights, capacity, slack, gamma,
     scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, slack_step, gamma_step,

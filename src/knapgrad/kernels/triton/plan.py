@@ -8,6 +8,7 @@ from typing import NamedTuple
 LARGEST_ROW = 1 << 15  # capacities that one program works on
 NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
 SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs per multiprocessor
+UNROLLED = 16  # options of a choice, above which kernels loop over them
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 
 
@@ -21,16 +22,25 @@ class Plan(NamedTuple):
     narrow: bool  # rows in registers
     later: bool  # sums over the threads of several warps at the end
     tables: int  # per program: 2 where a tangent is followed
+    choice: int = 0  # items that make one choice among options
+
+    @property
+    def loops(self) -> bool:
+        """Over options."""
+        return self.choice > UNROLLED
 
     @property
     def options(self) -> dict[str, int]:
         """Of a launch."""
-        return {"NARROW": self.narrow, "BLOCK": self.block, "num_warps": self.warps}
+        where = {"M": self.choice, "LOOPS": self.loops} if self.choice else {"NARROW": self.narrow}
+        return {**where, "BLOCK": self.block, "num_warps": self.warps}
 
     def scratch(self, n: int) -> dict[str, tuple[int, int]]:
         """Its arrays: V_rows in float64, the others of theta's type."""
         rows = 2 if self.tables == 1 else 6
-        sizes = {"V_rows": 2 * self.width, "rows": rows * self.width, "tables": self.tables * n * self.width}
+        nodes = self.choice * self.block if self.loops else 0
+        sizes = {"V_rows": 2 * self.width + nodes, "rows": rows * self.width + nodes}
+        sizes["tables"] = self.tables * n * self.width
         return {name: (self.programs, size) for name, size in sizes.items()}
 
 
@@ -50,8 +60,10 @@ def power_of_2(at_least: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiprocessors: int) -> Plan:
+def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiprocessors: int, options: int = 0) -> Plan:
     """As measured on an H200: two dozen warps per multiprocessor, as long as the scratch is not too large."""
+    if options:
+        return _plan_of_choices(batch, n, reach, tables, itemsize, multiprocessors, options)
     few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
     narrow = reach < (4 * NARROW if few else NARROW) and not is_shared(n, reach, 0)
     width = max(power_of_2(reach + 1), 32) if narrow else whole_lines(reach + 1)
@@ -67,6 +79,20 @@ def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiproces
     if narrow:
         programs = -(-batch // -(-batch // programs))  # as few as take no more turns
     return Plan(block, warps, width, programs, narrow, few and warps > 1, tables)
+
+
+def _plan_of_choices(
+    batch: int, n: int, reach: int, tables: int, itemsize: int, multiprocessors: int, options: int
+) -> Plan:
+    """Rows are in memory, however short or long. As many programs in each turn, with as many warps as are resident."""
+    width = whole_lines(reach + 1)
+    table = max(tables * n * width * itemsize, 1)
+    resident = (16 if options <= UNROLLED else 32) * multiprocessors  # warps, of 128 registers per thread or of 64
+    fit = max(SCRATCH[0] // table, min(ITEM_SCRATCH // table, 8 * multiprocessors), 1)
+    programs = -(-batch // -(-batch // min(batch, resident, fit)))
+    warps = min(power_of_2(resident // programs + 1) // 2, max(power_of_2(width) // 64, 1), 16)
+    later = warps > 1 and options <= UNROLLED and n * width < 2**31
+    return Plan(32 * warps, warps, width, programs, False, later, tables, options)
 
 
 def lanes(samples: int) -> int:

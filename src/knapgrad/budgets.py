@@ -1,0 +1,96 @@
+"""The optimum as a function of the budget."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, TypeVar
+
+import numpy as np
+
+from knapgrad import ops
+from knapgrad.constraints import Constraint, check_constraint
+from knapgrad.regularizers import Regularizer
+
+Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX array
+
+
+def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | None = None) -> Array:
+    """The best score for every budget at once: the value at the capacities 0..C, from one table.
+
+    Entry c is the value of using at most c, or exactly c if the constraint asks for exactly its capacity
+    (``at_least=capacity``, and :class:`TopK`). Its differences are shadow prices: what one more unit of budget is
+    worth. Between two entries it can be interpolated, which gives a gradient to a budget that is learned.
+
+    Args:
+        theta: scores, as for :func:`value`.
+        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`, without a least weight or with
+            ``at_least=capacity``. In a batch with different capacities, C is the largest.
+        regularizer: None for the exact optimum, or :class:`Shannon`, :class:`Gini` or :class:`Tsallis`.
+
+    Returns:
+        (*batch, C + 1), of theta's type; -inf where nothing is feasible. Time O(n C) per instance, as for one value.
+        Differentiable once in theta and gamma in torch and JAX; entries of -inf have no gradient.
+
+    >>> import numpy as np, torch, knapgrad as kg
+    >>> values = kg.frontier(np.array([3.0, 4.0, 1.0]), kg.Knapsack([2, 3, 1], capacity=5))
+    >>> values, np.diff(values)  # the second: what one more unit is worth
+    (array([0., 1., 3., 4., 5., 7.]), array([1., 2., 1., 1., 2.]))
+
+    A budget that is learned, here 3.4, between the entries:
+
+    >>> budget = torch.tensor(3.4, requires_grad=True)
+    >>> whole = budget.detach().floor().long()
+    >>> row = torch.as_tensor(values)
+    >>> value = row[whole] + (budget - whole) * (row[whole + 1] - row[whole])
+    >>> value.backward()
+    >>> round(value.item(), 3), budget.grad
+    (4.4, tensor(1.))
+    """
+    check_constraint(constraint)
+    widest, exactly, largest = _widest(constraint)
+    call = ops.prepare(theta, widest, regularizer)
+    backend, (lattice, *smoothing) = call.backend, call.problem
+    slack = None
+    if exactly and lattice.slack is not None:  # none at any capacity, also beyond the sum
+        slack = 0 * lattice.slack
+        slack = np.asarray(slack) if isinstance(slack, np.integer) else slack
+    rows = backend.frontier(backend.computable(call.theta), lattice.replace(slack=slack), *smoothing)
+    infeasible = rows == -inf
+    gamma = call.gamma if isinstance(call.gamma, float) or call.gamma.ndim == 0 else call.gamma[..., None]
+    rows = backend.where(infeasible, -inf, gamma * backend.where(infeasible, 0.0, rows))
+    lightest = widest.lightest(call.event)
+    if lattice.reach != largest or not isinstance(lightest, int):
+        index = np.arange(largest + 1) - (lightest if isinstance(lightest, int) else lightest[..., None])
+        inside = index >= 0
+        if exactly:
+            inside = inside & (index <= lattice.reach)
+        rows = backend.take(rows, index.clip(0, lattice.reach))
+        rows = backend.where(backend.array(inside, rows, "theta"), rows, -inf)
+    return backend.as_type(rows, theta)
+
+
+def _widest(constraint: Constraint) -> tuple[Constraint, bool, int]:
+    """The constraint with its largest capacity for every instance, whether all of it must be used, and that capacity.
+    It is kept with the constraint, since its arrays may be copied to devices."""
+    arguments, exactly, largest = constraint.arguments, constraint._exactly, constraint._largest
+    name = "k" if "k" in arguments else "capacity"
+    if exactly is None:
+        raise ValueError(
+            f"a frontier needs at_least = 0 (entries: at most c) or at_least = {name} (exactly c), got "
+            f"at_least = {arguments['at_least']}; one table cannot serve a least weight in between, so call "
+            "knapgrad.value for each capacity"
+        )
+    known = largest is not None
+    if largest is None:
+        if constraint.max_capacity is None:
+            raise ValueError(f"{name} is traced by JAX, and a frontier must have a length; give max_capacity=...")
+        largest = constraint.max_capacity
+    if known and arguments[name].ndim == 0:
+        return constraint, exactly, largest
+    if "widest" not in constraint.copies:
+        limits = {name: largest, "at_least": (None if name == "k" else largest) if exactly else 0}
+        widest = type(constraint)(**{**arguments, **limits})
+        if not known:
+            return widest, exactly, largest
+        constraint.copies["widest"] = widest
+    return constraint.copies["widest"], exactly, largest
