@@ -214,5 +214,6 @@ EDGES: dict[str, Choices] = {
         np.stack([_ONE + 0.1 * np.cos(i + np.arange(9.0)).reshape(3, 3) for i in range(11)]), _WEIGHTS, 6
     ),
     "empty batch": Choices(np.zeros((0, 2, 3)), [2, 1, 3], 4),
+    "empty batch, all of it its own": Choices(np.zeros((0, 2, 3)), np.zeros((0, 2, 3), int), np.zeros(0, int)),
     "empty batch of rank 2, optional": Choices(np.zeros((3, 0, 2, 3)), [2, 1, 3], 4, optional=True),
 }

@@ -436,12 +436,12 @@ class MultipleChoice(Weighted):
         if weights.ndim == 1 or weights.shape[-2] != groups:
             rows = weights[None] if weights.ndim == 1 else weights
             weights = rows + np.zeros((groups, 1), rows.dtype)
-        weights = weights.reshape((*weights.shape[:-2], -1))
+        weights = weights.reshape((*weights.shape[:-2], weights.shape[-2] * weights.shape[-1]))
         lightest, capacity, slack = self.lightest((groups,)), self._marked, self._slack
         known = isinstance(lightest, np.ndarray) and isinstance(capacity, np.ndarray)
         if not self.optional:
             capacity = capacity - lightest
-            bound = None if bound is None else max(bound - (int(lightest.min()) if known else 0), 0)
+            bound = None if bound is None else max(bound - (int(lightest.min(initial=bound)) if known else 0), 0)
             if known:
                 capacity = np.asarray(capacity)
                 if (capacity < 0).any():  # nothing is feasible

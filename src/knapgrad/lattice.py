@@ -71,7 +71,7 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
 def _total(weights: np.ndarray, options: int) -> np.ndarray:
     """The largest total weight per instance. Large ones saturate, where integers would overflow."""
     if options:
-        weights = weights.reshape(*weights.shape[:-1], -1, options).max(-1)
+        weights = weights.reshape(*weights.shape[:-1], weights.shape[-1] // options, options).max(-1)
     rough = weights.sum(-1, dtype=np.float64)
     return np.where(rough < 2**53, weights.sum(-1), np.minimum(rough, 2.0**62).astype(np.int64))
 
