@@ -25,8 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## learn item values from observed decisions (under a minute)
 	$(BIN)/python examples/learn_from_decisions.py $(ARGS)
 
-test: $(STAMP)  ## run all tests and doctests
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test: $(STAMP)  ## run all tests and doctests; a file stays in one process, so that each kernel is compiled once
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(STAMP)  ## check style
 	$(BIN)/ruff check .
