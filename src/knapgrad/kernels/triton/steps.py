@@ -10,7 +10,7 @@ import triton.language as tl
 from knapgrad import lattice
 
 if not hasattr(tl, "gather"):
-    raise ImportError(f"Triton {triton.__version__} is too old, 3.2 is needed")
+    raise ImportError(f"Triton {triton.__version__} is too old, 3.3 is needed")
 
 INFEASIBLE = tl.constexpr(lattice.INFEASIBLE)
 FEASIBLE = tl.constexpr(lattice.FEASIBLE)
