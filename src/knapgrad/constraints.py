@@ -160,6 +160,13 @@ class Weighted(Constraint):
             scale = Scale(scale.unit, scale.offset, exact=False, optimistic=optimistic)
         return cls(**converted.integers._asdict(), **arguments, scale=scale)
 
+    def _check_broadcasts(self, shape: tuple[int, ...]) -> None:
+        """Raises ValueError unless all arrays broadcast to a theta of that shape, or to its batch."""
+        batch = shape[: len(shape) - self.event_dims]
+        check_broadcast("weights", self.weights.shape, shape, "theta")
+        check_broadcast("capacity", self.capacity.shape, batch, "the batch shape of theta")
+        check_broadcast("at_least", self.at_least.shape, batch, "the batch shape of theta")
+
     @property
     def unit(self) -> Any:
         return 1 if self.scale is None else self.scale.unit
@@ -278,9 +285,7 @@ class Knapsack(Weighted):
                 f"weights must have one entry per item: got {self.weights.shape[-1]} for theta of shape "
                 f"{tuple(shape)}, which has n = {shape[-1]} items"
             )
-        check_broadcast("weights", self.weights.shape, shape, "theta")
-        check_broadcast("capacity", self.capacity.shape, shape[:-1], "the batch shape of theta")
-        check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
+        self._check_broadcasts(shape)
 
     def lattice(self, n: int) -> Lattice:
         return self._lattice
@@ -405,9 +410,7 @@ class MultipleChoice(Weighted):
                 f"weights must have one row per group: got {self.weights.shape[-2]} for theta of shape {tuple(shape)}, "
                 f"which has {shape[-2]} groups; a unit and an offset are for a number of groups"
             )
-        check_broadcast("weights", self.weights.shape, shape, "theta")
-        check_broadcast("capacity", self.capacity.shape, shape[:-2], "the batch shape of theta")
-        check_broadcast("at_least", self.at_least.shape, shape[:-2], "the batch shape of theta")
+        self._check_broadcasts(shape)
 
     def lattice(self, n: int) -> Lattice:
         """Without the lightest option of each required group: it is used in any case."""

@@ -248,7 +248,8 @@ def test_support_checks_every_selection(problem):
     assert one.support.event_dim == 1
 
 
-def test_validation_of_a_selection(regularizer):
+def test_validation_of_a_selection(regularizer, monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile turns the default off
     problem = PROBLEMS["top-k"]
     infeasible = torch.ones(2, 5, dtype=torch.float64)
     with pytest.raises(ValueError, match="support"):

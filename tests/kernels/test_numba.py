@@ -15,7 +15,7 @@ from backends import TOLERANCES
 from instances import CONSTRAINTS, problems
 from knapgrad import reference
 from knapgrad.kernels import numba
-from knapgrad.kernels.numba import bands, launch, paths, sweeps, threads
+from knapgrad.kernels.numba import bands, launch, paths, sweeps
 from knapgrad.lattice import INFEASIBLE, Lattice, lattice_of
 from knapgrad.regularizers import REGULARIZERS as CLASSES
 from oracles import LONG_IS_LONGER, REGULARIZERS, Limits, feasible, long_table, long_vjp, subsets
@@ -33,21 +33,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every call finds NaN in its scratch: a cell that is read must have been written."""
-    plain = threads.scratch
-
-    def poisoned(*arguments: Any) -> Any:
-        buffers = plain(*arguments)
-        for buffer in buffers:
-            buffer.fill(np.nan if buffer.dtype.kind == "f" else 1)
-        return buffers
-
-    monkeypatch.setattr(threads, "scratch", poisoned)
-    yield
-
-
-@pytest.fixture(autouse=True)
 def remembered_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference fills the table of an instance once, not once per operation."""
     plain, known = reference.tables, {}
@@ -61,6 +46,8 @@ def remembered_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(reference, "tables", tables)
 
+
+pytestmark = pytest.mark.usefixtures("poisoned_scratch")
 
 UNIT = np.ones(1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,27 +11,13 @@ import knapgrad as kg
 from backends import TOLERANCES
 from knapgrad import reference
 from knapgrad.kernels import numba
-from knapgrad.kernels.numba import threads
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import REGULARIZERS as CLASSES
 
+pytestmark = pytest.mark.usefixtures("poisoned_scratch")
+
 UNIT = np.ones(1)
 TIGHT = TOLERANCES["float64"]
-
-
-@pytest.fixture(autouse=True)
-def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every call finds NaN in its scratch: a cell that is read must have been written."""
-    plain = threads.scratch
-
-    def poisoned(*arguments: Any) -> Any:
-        buffers = plain(*arguments)
-        for buffer in buffers:
-            buffer.fill(np.nan if buffer.dtype.kind == "f" else 1)
-        return buffers
-
-    monkeypatch.setattr(threads, "scratch", poisoned)
-    yield
 
 
 def lattices(size: int, groups: int, options: int, own: bool, least: bool, optional: bool) -> Lattice:

@@ -55,10 +55,11 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
         for lane in range(members):
             b = first + lane
             goal, broken = goal_of(batch, scratch, b) - batch.margin, is_nan(theta, n, lane, width)
+            has_path = not broken and value[b] > -np.inf
             for s in range(y.shape[0]):
                 c = goal
-                y[s, b] = np.nan if broken or np.isnan(own_gamma(batch, b)) else 0.0
-                for k in range(-1 if broken else n // options - 1, -1, -1):
+                y[s, b] = np.nan if broken else 0.0
+                for k in range(n // options - 1 if has_path else -1, -1, -1):
                     at, length = cell_of(k, batch, bands, c, lane, width)
                     picked, mass, random = 0, 0.0, uniforms[s, b, k * options]
                     for o in range(options - 1, -1, -1):
@@ -70,13 +71,6 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
                             break
                     y[s, b, k * options + picked] = 1.0
                     c = next_state(k, batch, bands, c - weights[k * options + picked])
-
-
-@function
-def own_gamma(batch, b):
-    """The gamma of an instance, and NaN if it is not positive."""
-    gamma = batch.gamma[b] if batch.gamma.shape[0] > 1 else batch.gamma[0]
-    return gamma if gamma > 0.0 else np.nan
 
 
 @kernel
@@ -190,7 +184,7 @@ def mode_kernel(regularizer, batch, scratch, begin, end, value, y):
             value[b] = final(batch, scratch, V, b, lane)
             broken = is_nan(theta, n, lane, width)
             y[b] = np.nan if broken else 0.0
-            if not broken:
+            if not broken and value[b] > -np.inf:
                 walk(steps - 1, batch, bands, goal_of(batch, scratch, b) - batch.margin, weights, P, lane, width, y[b])
 
 
@@ -224,6 +218,6 @@ def solve_kernel(hard, batch, scratch, begin, end, value, y, rows):
                     rows[b] = np.nan
             else:
                 y[b] = np.nan if broken else 0.0
-                if not broken:
+                if not broken and value[b] > -np.inf:
                     goal = goal_of(batch, scratch, b) - batch.margin
                     walk(steps - 1, batch, bands, goal, weights, index, lane, width, y[b])
