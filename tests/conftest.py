@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -21,9 +24,13 @@ def _interpret_triton() -> None:
 _interpret_triton()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
 
+import knapgrad as kg  # noqa: E402
 from backends import BACKENDS, Backend  # noqa: E402
 from instances import CONSTRAINTS  # noqa: E402
+from knapgrad.regularizers import REGULARIZERS as CLASSES  # noqa: E402
 from oracles import REGULARIZERS  # noqa: E402
+
+gc.set_threshold(200_000, 50, 100)  # a fifth of the time of tests with JAX and torch.compile, which keep much
 
 settings.register_profile(
     "knapgrad",
@@ -36,17 +43,21 @@ settings.register_profile(
 settings.load_profile("knapgrad")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="run all cases of tables that are thinned")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "thinned(every): one in so many, of every value of the first parameter")
     config.addinivalue_line(
-        "markers", "thinned_where_compiled(every): one in twice so many where each shape is compiled"
+        "markers", "thinned_where_compiled(every): one in four times so many where each shape is compiled"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out dtypes that a backend lacks, and some of the cases of tests that are marked: mostly what JAX would
-    compile for minutes, three times as much with x64."""
-    gone, seen = set[pytest.Item](), Counter[tuple[str, ...]]()
+    compile for minutes, three times as much with x64. At least one case of each table is left."""
+    gone, seen, left = set[pytest.Item](), Counter[tuple[str, ...]](), set[tuple[str, ...]]()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         row = parameters.get("backend")
@@ -58,17 +69,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marker := item.get_closest_marker("thinned"):
             every = marker.args[0]
         elif is_row and row.is_jax and (marker := item.get_closest_marker("thinned_where_compiled")):
-            every = 2 * marker.args[0] * (3 if row.name == "jax-x64" else 1)
-        if every > 1:
+            every = 4 * marker.args[0] * (3 if row.name == "jax-x64" else 1)
+        if every > 1 and not config.getoption("--all-cases"):
             # count the cases of each value of the first parameter from another start
             table = item.nodeid.split("[")[0], row.name if is_row else ""
             first = (*table, str(next(value for name, value in parameters.items() if name != "backend")))
             seen[table] += first not in seen
             seen[first] += 1
-            if (seen[first] + seen[table]) % every:
+            if table not in left or (seen[first] + seen[table]) % every == 0:
+                left.add(table)
+            else:
                 gone.add(item)
     items[:] = [item for item in items if item not in gone]
     config.hook.pytest_deselected(items=list(gone))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def each_worker_compiles_its_share() -> None:
+    """What is not on disk yet: otherwise two workers would compile the same kernels at the same time."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    kinds = [kg.Knapsack([1, 2], 2), kg.MultipleChoice([[1, 2]], 2)]
+    shares = [(kinds[0], np.float32), (kinds[1], np.float32), (kinds[1], np.float64), (kinds[0], np.float64)]
+    for constraint, dtype in shares[int(worker[2:]) :: workers] if workers > 1 else []:
+        theta = np.zeros((3, *constraint.weights.shape), dtype)
+        for kind in CLASSES.values():
+            if importlib.util.find_spec("torch"):
+                import torch
+
+                kg.warmup(torch.from_numpy(theta), constraint, kind())  # with the derivatives
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_kept_for_the_next_module() -> Iterator[None]:
+    yield
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+    gc.collect()
 
 
 @pytest.fixture(params=BACKENDS.values(), ids=BACKENDS.keys())

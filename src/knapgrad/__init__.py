@@ -12,6 +12,7 @@ from importlib import import_module
 from types import ModuleType
 
 from knapgrad.budgets import frontier
+from knapgrad.compiling import warmup
 from knapgrad.constraints import Knapsack, MultipleChoice, TopK
 from knapgrad.ops import divergence, entropy, fenchel_young_loss, log_prob, relax, sample, solve, value
 from knapgrad.regularizers import Gini, Shannon, Tsallis
@@ -33,6 +34,7 @@ __all__ = [
     "sample",
     "solve",
     "value",
+    "warmup",
 ]
 
 

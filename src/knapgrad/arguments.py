@@ -10,6 +10,13 @@ from knapgrad import backends
 from knapgrad.real import offender
 
 
+def sizes_of(reach: int, heaviest: int) -> Any:
+    """As an array, see Lattice."""
+    if backends.is_compiling():
+        return backends.load("torch").integers((reach, heaviest))
+    return np.array([reach, heaviest])
+
+
 def shown(x: Any) -> Any:
     """A read-only view, for users. Kernels keep the writeable array: they would copy a read-only one in each call."""
     if isinstance(x, np.ndarray):
@@ -25,9 +32,7 @@ def check_optional(optional: Any) -> None:
 
 def broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Sizes equal or 1, aligned at the right; the target itself is never enlarged."""
-    if len(shape) == 0 or shape == target:
-        return True
-    return len(shape) <= len(target) and all(a in (1, b) for a, b in zip(shape[::-1], target[::-1]))
+    return len(shape) <= len(target) and all(a == 1 or a == b for a, b in zip(shape[::-1], target[::-1]))
 
 
 def check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...], what: str) -> None:
@@ -38,18 +43,31 @@ def check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...], 
         )
 
 
-def largest_of(name: str, capacity: Any, max_capacity: Any) -> int | None:
-    """The largest entry of a capacity, which must not exceed the given bound; None if it is traced."""
+def largest_of(name: str, capacity: Any, max_capacity: Any, given: Any) -> int | None:
+    """The largest entry of a capacity, which must not exceed the given bound; None if it is traced, and was not given
+    as a number."""
     if max_capacity is not None and (isinstance(max_capacity, bool) or not isinstance(max_capacity, (int, np.integer))):
         raise TypeError(f"max_capacity must be an integer or None, got {max_capacity!r}")
     if max_capacity is not None and max_capacity < 0:
         raise ValueError(f"max_capacity must not be negative, got {max_capacity}")
-    if not isinstance(capacity, np.ndarray):
+    if isinstance(capacity, np.ndarray):
+        largest = int(capacity.max(initial=0))
+    elif isinstance(given, int):
+        largest = given
+    else:
         return None
-    largest = int(capacity.max(initial=0))
     if max_capacity is not None and max_capacity < largest:
         raise ValueError(f"max_capacity is {max_capacity}, and {name} is {largest} somewhere; give the largest {name}")
     return largest
+
+
+def limits(capacity: Any, at_least: Any, max_capacity: Any) -> tuple[Any, Any, Any, int | None]:
+    """Capacity, least weight, slack and the largest capacity, of a constraint on weight."""
+    is_free = isinstance(at_least, int) and at_least == 0
+    given, capacity = capacity, integers("capacity", capacity, "the largest total weight")
+    at_least = integers("at_least", at_least, "the least total weight")
+    largest = largest_of("capacity", capacity, max_capacity, given)
+    return capacity, at_least, None if is_free else slack_of("capacity", capacity, at_least), largest
 
 
 def slack_of(name: str, capacity: Any, at_least: Any) -> Any:
@@ -101,18 +119,18 @@ def integers(name: str, value: Any, meaning: str) -> Any:
     backend = backends.backend_of(value)
     if backend is not None and backend.requires_grad(value):
         raise ValueError(f"{name} requires a gradient, and selections have none for it; pass {name}.detach()")
+    if backends.is_compiling():
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{name} must not be negative ({meaning}), got {value}")
+        return _traced(name, value, meaning, backends.load("torch"))
     try:
         array = backends.numbers(value)
     except Exception as error:
         raise TypeError(
             f"{name} must be integers with values to look at ({meaning}), got {type(value).__name__}: {error}"
         ) from None
-    if not isinstance(array, np.ndarray):  # traced
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"{name} must be integers ({meaning}), got {array.dtype}; convert it by .astype(int)")
-        return (
-            array if array.dtype in (np.int32, np.int64) else array.astype(np.int32)
-        )  # with room for a bound, and a sign
+    if not isinstance(array, np.ndarray):
+        return _traced(name, array, meaning, backends.backend_of(array))
     if array.size == 0 and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "iuf":
@@ -132,3 +150,12 @@ def integers(name: str, value: Any, meaning: str) -> Any:
             f"{name} must be below 2**60, got {array.max()}; a capacity above the total weight is no limit at all"
         )
     return np.array(array, dtype=np.int64, order="C")
+
+
+def _traced(name: str, value: Any, meaning: str, backend: Any) -> Any:
+    """Values that will be known when the call is run."""
+    integers = backend.integers(value)
+    if integers is None:
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise TypeError(f"{name} must be integers ({meaning}), got {kind}; convert it to integers")
+    return integers

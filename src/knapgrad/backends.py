@@ -7,8 +7,10 @@ constraints and the regularizers use a framework only through these functions.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,6 +19,7 @@ from knapgrad.lattice import Lattice
 
 if TYPE_CHECKING:
     from knapgrad.constraints import Constraint
+    from knapgrad.regularizers import Regularizer
 
 #: framework -> the name of its array class. A framework is looked at only if the user has imported it, so none is a
 #: dependency.
@@ -73,6 +76,14 @@ class Backend(Protocol):
         """The values as a NumPy array, if they are known and will never change."""
         ...
 
+    def integers(self, x: Any, /) -> Any:
+        """Traced values as int32 or int64; None if they are of another kind."""
+        ...
+
+    def factor(self, regularizer: Regularizer, /) -> Any:
+        """Its gamma, which is one number, to multiply results with."""
+        ...
+
     def requires_grad(self, x: Any, /) -> bool:
         """Whether x is marked as something to learn."""
         ...
@@ -120,6 +131,10 @@ class Backend(Protocol):
         """Whether a gradient may be needed, so that the relaxed selection is worth computing together with a value."""
         ...
 
+    def differentiate(self, function: Callable[[Any], Any], x: Any, /) -> Any:
+        """Calls a function, and its derivative if the framework has derivatives."""
+        ...
+
     def uniforms(self, rng: Any, shape: tuple[int, ...], like: Any, /) -> Any:
         """Random numbers in [0, 1) of like's dtype, from a generator, seed or key of the framework."""
         ...
@@ -134,19 +149,46 @@ if TYPE_CHECKING:  # mypy holds the modules to the contract
 
 
 _FOUND: dict[type, Backend] = {}
+_LOADED = SimpleNamespace()  # not a dictionary: torch.compile would guard its length
+
+
+def load(framework: str) -> Backend:
+    _import(framework)
+    return getattr(_LOADED, framework)
+
+
+def _import(framework: str) -> None:
+    setattr(_LOADED, framework, import_module(f"knapgrad.{framework}.backend"))
+
+
+_import._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it instead of tracing it
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export traces this call, so that no value can be looked at."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def backend_of(x: Any) -> Backend | None:
     """The backend of x's framework; None if x is not an array of a known framework."""
-    found = _FOUND.get(type(x))
-    if found is not None:
-        return found
+    compiling = is_compiling()
+    if not compiling and type(x) in _FOUND:
+        return _FOUND[type(x)]
     for framework, array in FRAMEWORKS.items():
         module = sys.modules.get(framework)
         if module is not None and isinstance(x, getattr(module, array)):
-            _FOUND[type(x)] = backend = import_module(f"knapgrad.{framework}.backend")
+            backend = load(framework)
+            if not compiling:
+                _FOUND[type(x)] = backend
             return backend
     return None
+
+
+def has_numbers(x: Any) -> bool:
+    """Whether x is numbers, a list or a NumPy array, which are known even where tensors are traced."""
+    backend = backend_of(x)
+    return backend is None or isinstance(x, np.ndarray)
 
 
 def numbers(x: Any) -> Any:

@@ -50,7 +50,9 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     widest, exactly, largest = _widest(constraint)
     call = ops.prepare(theta, widest, regularizer)
     backend, (lattice, *smoothing) = call.backend, call.problem
-    slack = None
+    if lattice.reach is None:  # while torch compiles top-k
+        lattice = lattice.replace(reach=min(largest, call.event[-1]), heaviest=1)
+    reach, slack = lattice.reach, None
     if exactly and lattice.slack is not None:  # none at any capacity, also beyond the sum
         slack = 0 * lattice.slack
         slack = np.asarray(slack) if isinstance(slack, np.integer) else slack
@@ -59,12 +61,12 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     gamma = call.gamma if isinstance(call.gamma, float) or call.gamma.ndim == 0 else call.gamma[..., None]
     rows = backend.where(infeasible, -inf, gamma * backend.where(infeasible, 0.0, rows))
     lightest = widest.lightest(call.event)
-    if lattice.reach != largest or not isinstance(lightest, int):
+    if reach != largest or not isinstance(lightest, int):
         index = np.arange(largest + 1) - (lightest if isinstance(lightest, int) else lightest[..., None])
         inside = index >= 0
         if exactly:
-            inside = inside & (index <= lattice.reach)
-        rows = backend.take(rows, index.clip(0, lattice.reach))
+            inside = inside & (index <= reach)
+        rows = backend.take(rows, index.clip(0, reach))
         rows = backend.where(backend.array(inside, rows, "theta"), rows, -inf)
     return backend.as_type(rows, theta)
 

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.arguments import check_broadcast, check_optional, integers, is_exact, largest_of, marked, shown, slack_of
+from knapgrad.arguments import (
+    check_broadcast,
+    check_optional,
+    integers,
+    is_exact,
+    largest_of,
+    limits,
+    marked,
+    shown,
+    sizes_of,
+    slack_of,
+)
 from knapgrad.lattice import Lattice, lattice_of
 from knapgrad.real import Converted, Scale, convert
 from knapgrad.values import Value
@@ -104,31 +115,42 @@ class TopK(Constraint):
     max_capacity: int | None
     _marked: Any
     _slack: Any
+    _sizes: Any  # reach and heaviest for any n
 
     def __init__(self, k: Any, *, at_least: Any = None, max_capacity: int | None = None) -> None:
-        k = integers("k", k, "the number of items to pick")
-        largest = largest_of("k", k, max_capacity)
+        given, k = k, integers("k", k, "the number of items to pick")
+        largest = largest_of("k", k, max_capacity, given)
         if at_least is None:
             slack: Any = np.zeros((), np.int64)
+            exactly: bool | None = True
         else:
             at_least = integers("at_least", at_least, "the least number of items to pick")
             slack = slack_of("k", k, at_least)
+            exactly = is_exact(slack)
+        bound = largest if max_capacity is None else max_capacity
         self._keep(k=shown(k), at_least=shown(at_least), max_capacity=max_capacity, _largest=largest)
-        self._keep(_marked=marked(k, max_capacity, at_least), _slack=slack, _exactly=is_exact(slack))
+        self._keep(_marked=marked(k, max_capacity, at_least), _slack=slack, _exactly=exactly)
+        self._keep(_sizes=None if bound is None else sizes_of(bound, 1))
 
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
-        if self._largest is not None and self._largest > n:
+        if not backends.is_compiling() and self._largest is not None and self._largest > n:
             raise ValueError(f"k must be in 0..n, got {self._largest} for n = {n} items; lower k, or add items")
-        check_broadcast("k", self.k.shape, shape[:-1], "the batch shape of theta")
-        if self.at_least is not None:
-            check_broadcast("at_least", self.at_least.shape, shape[:-1], "the batch shape of theta")
+        check_broadcast("k", self._marked.shape, shape[:-1], "the batch shape of theta")
+        least = self._slack if backends.is_compiling() else self.at_least
+        if least is not None:
+            check_broadcast("at_least", least.shape, shape[:-1], "the batch shape of theta")
 
     def lattice(self, n: int) -> Lattice:
+        if backends.is_compiling():
+            torch: Any = backends.load("torch")
+            k = torch.integers(self._marked)
+            k = (k + 1) * (k <= n) - 1  # -1 is not valid
+            sizes = sizes_of(n, 1) if self._sizes is None else torch.integers(self._sizes).clamp(max=n)
+            return Lattice(np.ones(n, np.int64), k, self._slack, None, None, sizes=sizes)
         if n in self.copies:
             return self.copies[n]
-        largest = self._largest if self.max_capacity is None else self.max_capacity
-        reach = n if largest is None else min(largest, n)
+        reach = n if self._sizes is None else min(int(self._sizes[0]), n)
         lattice = Lattice(np.ones(n, np.int64), self._marked, self._slack, reach=reach, heaviest=min(n, 1))
         if isinstance(self._marked, np.ndarray) and isinstance(self._slack, (np.ndarray, type(None))):  # not traced
             self.copies[n] = lattice
@@ -151,6 +173,9 @@ class Weighted(Constraint):
     at_least: Any
     max_capacity: int | None
     scale: Scale | None
+    _writeable: Any  # the weights, as kernels take them: the public arrays are read-only
+    _marked: Any  # the capacity
+    _slack: Any
 
     @classmethod
     def _from(cls, converted: Converted, **arguments: Any) -> Any:
@@ -163,9 +188,11 @@ class Weighted(Constraint):
     def _check_broadcasts(self, shape: tuple[int, ...]) -> None:
         """Raises ValueError unless all arrays broadcast to a theta of that shape, or to its batch."""
         batch = shape[: len(shape) - self.event_dims]
-        check_broadcast("weights", self.weights.shape, shape, "theta")
-        check_broadcast("capacity", self.capacity.shape, batch, "the batch shape of theta")
-        check_broadcast("at_least", self.at_least.shape, batch, "the batch shape of theta")
+        check_broadcast("weights", self._writeable.shape, shape, "theta")
+        check_broadcast("capacity", self._marked.shape, batch, "the batch shape of theta")
+        least = self._slack if backends.is_compiling() else self.at_least
+        if least is not None:
+            check_broadcast("at_least", least.shape, batch, "the batch shape of theta")
 
     @property
     def unit(self) -> Any:
@@ -230,17 +257,17 @@ class Knapsack(Weighted):
         max_capacity: int | None = None,
         scale: Scale | None = None,
     ) -> None:
-        weights = integers("weights", weights, "one weight per item")
+        is_known, weights = backends.has_numbers(weights), integers("weights", weights, "one weight per item")
         if weights.ndim == 0:
             raise ValueError(
                 "weights must have one entry per item, got a single number; for equal weights use np.full(n, weight)"
             )
-        capacity = integers("capacity", capacity, "the largest total weight")
-        at_least = integers("at_least", at_least, "the least total weight")
-        largest = largest_of("capacity", capacity, max_capacity)
-        slack = slack_of("capacity", capacity, at_least)
-        checked = marked(capacity, max_capacity, at_least, weights)
-        lattice = lattice_of(weights, checked, slack, largest if max_capacity is None else max_capacity)
+        capacity, at_least, slack, largest = limits(capacity, at_least, max_capacity)
+        bound = largest if max_capacity is None else max_capacity
+        if bound is None and is_known and not isinstance(weights, np.ndarray):  # torch compiles
+            bound = weights.sum(-1).max()
+        lattice = lattice_of(weights, marked(capacity, max_capacity, at_least, weights), slack, bound)
+        self._keep(_writeable=weights, _marked=lattice.capacity, _slack=lattice.slack)
         self._keep(weights=shown(weights), capacity=shown(capacity), at_least=shown(at_least))
         self._keep(max_capacity=max_capacity, scale=_checked_scale(scale), _lattice=lattice)
         self._keep(_largest=largest, _exactly=is_exact(slack))
@@ -280,9 +307,9 @@ class Knapsack(Weighted):
         return cls._from(convert(weights, capacity, at_least, resolution, optional=True, per_item=True))
 
     def check(self, shape: tuple[int, ...]) -> None:
-        if self.weights.shape[-1] != shape[-1]:
+        if self._writeable.shape[-1] != shape[-1]:
             raise ValueError(
-                f"weights must have one entry per item: got {self.weights.shape[-1]} for theta of shape "
+                f"weights must have one entry per item: got {self._writeable.shape[-1]} for theta of shape "
                 f"{tuple(shape)}, which has n = {shape[-1]} items"
             )
         self._check_broadcasts(shape)
@@ -319,9 +346,10 @@ class MultipleChoice(Weighted):
 
     event_dims = 2
     optional: bool
-    _marked: Any
-    _slack: Any
     _bound: int | None
+    _sizes: Any  # the bound as an array
+    _is_known: bool  # whether the weights are
+    _fixed: Lattice | None  # for as many groups as the weights have
 
     def __init__(
         self,
@@ -333,24 +361,23 @@ class MultipleChoice(Weighted):
         max_capacity: int | None = None,
         scale: Scale | None = None,
     ) -> None:
-        weights = integers("weights", weights, "one weight per option")
+        is_known, weights = backends.has_numbers(weights), integers("weights", weights, "one weight per option")
         if weights.ndim == 0 or weights.shape[-1] == 0:
             raise ValueError(
                 "weights must have one entry per option, of shape (groups, options) or (options,); got shape "
                 f"{tuple(weights.shape)}"
             )
         check_optional(optional)
-        capacity = integers("capacity", capacity, "the largest total weight")
-        at_least = integers("at_least", at_least, "the least total weight")
-        largest = largest_of("capacity", capacity, max_capacity)
-        slack = slack_of("capacity", capacity, at_least)
+        capacity, at_least, slack, largest = limits(capacity, at_least, max_capacity)
         flat = weights if isinstance(weights, np.ndarray) else weights.reshape((*weights.shape[:-2], -1))
-        self._keep(_marked=marked(capacity, max_capacity, at_least, flat), _slack=slack)
-        self._keep(_bound=largest if max_capacity is None else max_capacity, _largest=largest, _exactly=is_exact(slack))
+        bound = largest if max_capacity is None else max_capacity
+        self._keep(_marked=marked(capacity, max_capacity, at_least, flat), _slack=slack, _bound=bound)
+        self._keep(_writeable=weights, _largest=largest, _exactly=is_exact(slack))
         self._keep(weights=shown(weights), capacity=shown(capacity), at_least=shown(at_least))
         self._keep(optional=bool(optional), max_capacity=max_capacity, scale=_checked_scale(scale))
-        if weights.ndim > 1 and isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray):
-            self.lattice(weights.shape[-2] * self._columns)  # now, since torch.compile cannot trace it
+        is_fixed = weights.ndim > 1 and isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray)
+        self._keep(_sizes=None if bound is None else sizes_of(bound, bound), _is_known=is_known)
+        self._keep(_fixed=self._lattice(weights.shape[-2]).copied() if is_fixed else None)
 
     @classmethod
     def from_real(
@@ -389,31 +416,33 @@ class MultipleChoice(Weighted):
     @property
     def _columns(self) -> int:
         """How many items of the kernels a group has."""
-        options = self.weights.shape[-1]
+        options = self._writeable.shape[-1]
         return options + 1 if self.optional and options > 1 else options
 
     @property
     def _is_knapsack(self) -> bool:
         """An optional group of one option is an item of a knapsack."""
-        return self.optional and self.weights.shape[-1] == 1
+        return self.optional and self._writeable.shape[-1] == 1
 
     def check(self, shape: tuple[int, ...]) -> None:
         if len(shape) < 2:
             raise ValueError(f"theta must have the shape (*batch, groups, options), got {tuple(shape)}")
-        if self.weights.shape[-1] != shape[-1]:
+        if self._writeable.shape[-1] != shape[-1]:
             raise ValueError(
-                f"weights must have one entry per option: got {self.weights.shape[-1]} for theta of shape "
+                f"weights must have one entry per option: got {self._writeable.shape[-1]} for theta of shape "
                 f"{tuple(shape)}, which has {shape[-1]} options per group"
             )
-        if self.scale is not None and self.weights.shape[-2] != shape[-2]:
+        if self.scale is not None and self._writeable.shape[-2] != shape[-2]:
             raise ValueError(
-                f"weights must have one row per group: got {self.weights.shape[-2]} for theta of shape {tuple(shape)}, "
-                f"which has {shape[-2]} groups; a unit and an offset are for a number of groups"
+                f"weights must have one row per group: got {self._writeable.shape[-2]} for theta of shape "
+                f"{tuple(shape)}, which has {shape[-2]} groups; a unit and an offset are for a number of groups"
             )
         self._check_broadcasts(shape)
 
     def lattice(self, n: int) -> Lattice:
         """Without the lightest option of each required group: it is used in any case."""
+        if self._fixed is not None and self._fixed.weights.shape[-1] == n:
+            return self._fixed
         if n not in self.copies:
             lattice = self._lattice(n // self._columns)
             if not isinstance(lattice.weights, np.ndarray) or not isinstance(lattice.capacity, np.ndarray):
@@ -423,28 +452,37 @@ class MultipleChoice(Weighted):
 
     def lightest(self, event: tuple[int, ...]) -> Any:
         """The lightest option of every required group."""
-        if self.optional:
-            return super().lightest(event)
-        groups, lightest = event[0], self.weights.min(-1)
-        total = lightest * groups if lightest.ndim == 0 else lightest.sum(-1) * (groups // max(lightest.shape[-1], 1))
-        return np.asarray(total) if isinstance(self.weights, np.ndarray) else total
+        return super().lightest(event) if self.optional else self._lightest(self.weights, event[0])
+
+    def _lightest(self, weights: Any, groups: int) -> Any:
+        lowest = _lowest(weights)
+        total = lowest * groups if lowest.ndim == 0 else lowest.sum(-1) * (groups // max(lowest.shape[-1], 1))
+        return np.asarray(total) if isinstance(weights, np.ndarray) else total
 
     def _lattice(self, groups: int) -> Lattice:
-        weights, bound = self.weights, self._bound
+        weights, capacity, slack, bound = self.weights, self._marked, self._slack, self._bound
+        if backends.is_compiling():  # tensors, whose numbers are not looked at
+            torch = backends.load("torch")
+            weights, capacity = torch.integers(self._writeable), torch.integers(capacity)
+            slack = None if slack is None else torch.integers(slack)
+            bound = None if self._sizes is None else self._sizes[0]
+        backend: Any = backends.backend_of(weights)
+        lightest: Any = 0 if self.optional else self._lightest(weights, groups)
         if not self.optional:
-            weights = weights - weights.min(-1)[..., None]
+            weights = weights - _lowest(weights)[..., None]
         elif self._columns > 1:
-            backend: Any = backends.backend_of(weights)  # of JAX if they are traced
             weights = backend.concatenate([0 * weights[..., :1], weights], -1)
         if weights.ndim == 1 or weights.shape[-2] != groups:
             rows = weights[None] if weights.ndim == 1 else weights
-            weights = rows + np.zeros((groups, 1), rows.dtype)
+            weights = backend.broadcast_to(rows, (*rows.shape[:-2], groups, rows.shape[-1]))
+        if bound is None and self._is_known and not isinstance(weights, np.ndarray):  # torch compiles
+            bound = weights.amax(-1).sum(-1).max()
         weights = weights.reshape((*weights.shape[:-2], weights.shape[-2] * weights.shape[-1]))
-        lightest, capacity, slack = self.lightest((groups,)), self._marked, self._slack
-        known = isinstance(lightest, np.ndarray) and isinstance(capacity, np.ndarray)
         if not self.optional:
             capacity = capacity - lightest
-            bound = None if bound is None else max(bound - (int(lightest.min(initial=bound)) if known else 0), 0)
+            known = isinstance(capacity, (np.ndarray, np.integer))
+            if bound is not None and known:
+                bound = max(bound - int(lightest.min(initial=bound)), 0)
             if known:
                 capacity = np.asarray(capacity)
                 if (capacity < 0).any():  # nothing is feasible
@@ -461,6 +499,12 @@ class MultipleChoice(Weighted):
 
     def whole(self, flat: Any, event: tuple[int, ...]) -> Any:
         return flat.reshape((*flat.shape[:-1], event[0], self._columns))[..., self._columns - event[1] :]
+
+
+def _lowest(weights: Any) -> Any:
+    """Of the options."""
+    lowest = weights.min(-1)
+    return getattr(lowest, "values", lowest)  # torch gives the places too
 
 
 def check_constraint(constraint: Any) -> None:

@@ -31,14 +31,17 @@ class Lattice:
         reach: an upper bound of all capacities; tables have ``reach + 1`` columns.
         heaviest: an upper bound of the weights, except of items that never fit.
         options: how many items in a row make one choice, of which exactly one is picked; 0 if each is picked or not.
+        sizes: reach and heaviest once more, as an array: torch.compile, which makes a new graph for each new number,
+            passes arrays. There both numbers may be None.
     """
 
     weights: Any
     capacity: Any
     slack: Any
-    reach: int
-    heaviest: int
+    reach: Any
+    heaviest: Any
     options: int = 0
+    sizes: Any = None
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # what kernels have worked out about it
 
     def replace(self, **changes: Any) -> Lattice:
@@ -46,10 +49,23 @@ class Lattice:
         numbers = {"reach": self.reach, "heaviest": self.heaviest, "options": self.options}
         return Lattice(**{**fields, **numbers, **changes})
 
+    def copied(self) -> Lattice:
+        """With arrays of its own: torch.compile guards which arrays are the same."""
+        slack = None if self.slack is None else self.slack.copy()
+        return self.replace(capacity=self.capacity.copy(), slack=slack, sizes=self.sizes)
+
+    @property
+    def resolved(self) -> Lattice:
+        """With its numbers, for kernels."""
+        if self.reach is not None:
+            return self
+        reach, heaviest = self.sizes.tolist()
+        return self.replace(reach=reach, heaviest=heaviest)
+
 
 def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None, options: int = 0) -> Lattice:
-    """The lattice of NumPy arrays, or of arrays that JAX traces. A capacity above the total weight is cut to it, and
-    the slack is reduced by the same amount."""
+    """The lattice of NumPy arrays, or of traced arrays. A capacity above the total weight is cut to it, and the slack
+    is reduced by the same amount."""
     known_capacity = isinstance(capacity, np.ndarray)
     total = _total(weights, options) if isinstance(weights, np.ndarray) else None
     if total is not None and known_capacity and (capacity > total).any():
@@ -60,12 +76,13 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
     limits += [int(total.max(initial=0))] if total is not None else []
     if not limits:
         raise ValueError(
-            "weights and capacity are traced by JAX, and a table must have a width when it is compiled; give "
-            "max_capacity=..., an upper bound of the capacity"
+            "weights and capacity are traced (by jax.jit or torch.compile), and a table must have a width when it is "
+            "compiled; give max_capacity=..., an upper bound of the capacity"
         )
     reach = min(limits)
     heaviest = min(int(weights.max(initial=0)), reach + 1) if total is not None else reach + 1
-    return Lattice(weights, capacity, slack, reach, heaviest, options)
+    sizes = np.array([reach, heaviest]) if total is not None else None
+    return Lattice(weights, capacity, slack, reach, heaviest, options, sizes)
 
 
 def _total(weights: np.ndarray, options: int) -> np.ndarray:

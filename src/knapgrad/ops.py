@@ -252,6 +252,9 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     return backend.as_type(gap + inner(backend, scores, y) - inner(backend, prior, y), theta)
 
 
+_HARD = Hard()
+
+
 class Call(NamedTuple):
     """A call whose arguments were checked."""
 
@@ -276,12 +279,13 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
     backend = _checked(theta, constraint)
     if regularizer is not None:
         check_regularizer(regularizer)
-    name, gamma = (Hard.name, 1.0) if regularizer is None else (regularizer.name, regularizer.gamma)
-    if isinstance(gamma, float):
-        strength = np.asarray(gamma)
+    smoothing = _HARD if regularizer is None else regularizer
+    strength = smoothing._strength
+    if isinstance(strength, np.ndarray) and strength.ndim == 0:
+        gamma = backend.factor(smoothing)
     else:
-        check_positive(gamma)  # again: a parameter changes in training
-        strength = gamma = backend.array(gamma, theta, "gamma")
+        check_positive(strength)  # again: a parameter changes in training
+        strength = gamma = backend.array(strength, theta, "gamma")
         batch = theta.shape[: -constraint.event_dims]
         if not broadcasts(gamma.shape, batch):
             raise ValueError(
@@ -289,7 +293,7 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
                 f"{tuple(batch)}; give it one entry in all, or just that shape"
             )
     flat = constraint.flat(backend, theta)
-    problem = backend.lattice(constraint, flat), strength, name
+    problem = backend.lattice(constraint, flat), strength, smoothing.name
     return Call(backend, flat, gamma, problem, constraint, _event(theta, constraint))
 
 

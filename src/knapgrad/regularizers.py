@@ -48,6 +48,7 @@ class Regularizer(Value):
 
     name: ClassVar[str]
     gamma: Any
+    _strength: Any  # a number as an array: torch.compile makes a new graph for each new number
 
     def __init__(self, gamma: Any = 1.0) -> None:
         if isinstance(gamma, (list, tuple)):
@@ -56,7 +57,15 @@ class Regularizer(Value):
         if isinstance(gamma, np.ndarray):
             gamma = gamma.copy()
             gamma.flags.writeable = False
-        self._keep(gamma=float(gamma) if isinstance(gamma, (int, np.number)) else gamma)
+        if isinstance(gamma, (int, np.number)) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
+            gamma = float(gamma)
+        strength = gamma
+        if isinstance(gamma, float):
+            strength = np.asarray(gamma)
+            if backends.is_compiling():
+                torch: Any = backends.load("torch")
+                strength = torch.open_number(gamma)
+        self._keep(gamma=gamma, _strength=strength)
 
     @staticmethod
     def value(delta):

@@ -184,8 +184,18 @@ def test_a_parent_loads_the_constraint_of_its_child(constraint):
 
 def test_a_bad_state_dict_is_refused():
     module = kgt.Relax(kg.Knapsack([2, 1], 3), kg.Gini())
-    with pytest.raises(ValueError, match="weights must not be negative"):
-        module.load_state_dict({"weights": torch.tensor([2, -1]), "capacity": torch.tensor(3)})
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    zero = torch.tensor(0)
+    for weights, message in (
+        (torch.tensor([2, -1]), "weights must not be negative"),
+        (torch.tensor([2.0, 1.0]), "weights must be integers"),
+        (torch.tensor([2, 1, 1]), "size mismatch for weights"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            module.load_state_dict({"weights": weights, "capacity": torch.tensor(5), "at_least": zero})
+        assert module.constraint == kg.Knapsack([2, 1], 3)
+        if weights.shape == (2,):
+            assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
     with pytest.raises(RuntimeError, match="Missing key"):
         kgt.Relax(kg.Knapsack([2, 1], 3), kg.Gini()).load_state_dict({})
 

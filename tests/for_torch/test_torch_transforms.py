@@ -58,7 +58,12 @@ def through_library(name: str) -> Callable[..., Any]:
     """Takes the arguments of the schema, where the lattice is taken apart."""
     names = [argument.name for argument in getattr(torch.ops.knapgrad, name).default._schema.arguments]
     at, end = names.index("weights"), names.index("options") + 1
-    return lambda *flat: getattr(operators, name)(*flat[:at], Lattice(*flat[at:end]), *flat[end:])
+
+    def call(*flat: Any) -> Any:
+        *arrays, sizes, options = flat[at:end]
+        return getattr(operators, name)(*flat[:at], Lattice(*arrays, REACH, 10, options, sizes), *flat[end:])
+
+    return call
 
 
 @pytest.fixture(params=ROUTES.values(), ids=ROUTES.keys())
@@ -92,7 +97,7 @@ def tensors_of(name: str, constraint: str, seed: int = 0) -> dict[str, Tensor]:
 
 def complete(name: str, tensors: dict[str, Tensor], constraint: str, regularizer: str) -> tuple[Any, ...]:
     """All arguments in the order of the schema."""
-    rest = {"regularizer": regularizer, "reach": REACH, "heaviest": 10, "options": 0}
+    rest = {"regularizer": regularizer, "sizes": torch.tensor([REACH, 10]), "options": 0, "length": REACH + 1}
     rest |= {"slack": None, "relaxed": True, "table": None}
     schema = getattr(torch.ops.knapgrad, name).default._schema
     return tuple(tensors[a.name] if a.name in tensors else rest[a.name] for a in schema.arguments)
@@ -115,13 +120,15 @@ OPERATORS = {
     "frontier": True,
     "frontier_vjp": False,
 }
+NOT_OF_A_LATTICE = {"uniforms"}
 
 
 def test_every_operator_is_tested():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("knapgrad::")}
-    assert names == {f"knapgrad::{name}" for name in OPERATORS}
+    assert names == {f"knapgrad::{name}" for name in (*OPERATORS, *NOT_OF_A_LATTICE)}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("constraint", "regularizer"), [("top-k", "shannon"), ("knapsack", "gini"), ("at least", "tsallis")]
 )
@@ -484,6 +491,7 @@ def forward_and_backward(call: Callable[..., Tensor], *inputs: Tensor) -> tuple[
     return result, *torch.autograd.grad(result, leaves, numbers(*result.shape, seed=5).to(result.dtype))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_compiled_operations_are_the_eager_ones(operation, constraint, fresh_compiler):
     limit = LIMITS[constraint]()

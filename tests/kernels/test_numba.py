@@ -194,6 +194,7 @@ def test_many_samples_against_the_reference(size, regularizer, kind):
             np.testing.assert_array_equal(drawn[s, b], expected)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("size", [1, 7, 15, 16, 17, 33])
 @pytest.mark.parametrize("n", [1, 2, 3, 17])
 def test_small_sizes_against_the_reference(n, size, regularizer, constraint):
@@ -208,6 +209,7 @@ def test_small_sizes_with_weights_of_their_own(n, regularizer, constraint):
         check_against_reference(batch_of(constraint, 7, n, dtype, own=True), regularizer, dtype)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("capacity", [0, 1, 7, 8, 14, 15, 16, 17, 31, 32])
 def test_capacities_around_the_width_of_a_vector(capacity, regularizer, constraint):
     for dtype in DTYPES:
@@ -215,6 +217,7 @@ def test_capacities_around_the_width_of_a_vector(capacity, regularizer, constrai
             check_against_reference(batch_of(constraint, size, 20, dtype, capacity=capacity), regularizer, dtype)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("size", [1, 9])
 def test_a_hundred_items_against_the_reference(size, regularizer, constraint):
     for dtype in DTYPES:
@@ -292,6 +295,7 @@ def test_a_table_too_large_for_instances_in_the_lanes(regularizer):
         assert np.abs(many[1][b] - expected[1]).max() <= TOLERANCES["float32"].relax
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.skipif(not LONG_IS_LONGER, reason="long double is double here: no truth to compare with")
 @pytest.mark.parametrize(
     "kind, size, capacity",
@@ -342,6 +346,7 @@ def test_vjp_against_differences_in_long_double(regularizer, kind):
         assert_relative(product[b], expected, TOLERANCES["float32"].vjp)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
 def test_vjp_at_near_ties(scale, regularizer, constraint):
     """float32 with accurate rows against the reference in float64; each score is as large as ``scale`` gammas."""

@@ -246,6 +246,7 @@ def test_sweeps_against_the_reference(dtype, path, regularizer, constraint):
     check_sweeps(problem_of(constraint), regularizer, dtype)
 
 
+@pytest.mark.thinned(3)
 def test_paths_against_the_reference(dtype, path, regularizer, constraint):
     check_paths(problem_of(constraint, seed=1), regularizer, dtype)
 
@@ -262,6 +263,7 @@ def test_a_kept_table_gives_the_same(path, constraint):
     assert torch.equal(call.log_prob(table), call.log_prob())
 
 
+@pytest.mark.thinned(3)
 def test_log_prob_gradient_against_differences(dtype, path, regularizer, constraint):
     problem = problem_of(constraint, n=4, seed=2).rounded(dtype)
     call = Call(problem, regularizer, dtype)
@@ -277,6 +279,7 @@ def test_log_prob_gradient_against_differences(dtype, path, regularizer, constra
         assert_within(gradient[b], slopes, 1e-4 if dtype == "float32" else 1e-7, 1.0)
 
 
+@pytest.mark.thinned(3)
 def test_log_probs_of_all_selections(path, regularizer, constraint):
     """-inf for what is infeasible; and the mode is the most probable of them."""
     problem = problem_of(constraint, n=4, seed=3)
@@ -335,6 +338,7 @@ def test_batches_of_more_dimensions(edge, rows, limits):
     check_paths(EDGES[edge], "gini", "float32")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("later", [False, True], ids=["sums at once", "sums at the end"])
 @pytest.mark.parametrize("constraint, rows", [("top-k", "narrow"), ("knapsack", "wide"), ("at least", "wide")])
 def test_sums_of_marginals_at_once_and_at_the_end(later, constraint, rows, limits):
@@ -345,6 +349,7 @@ def test_sums_of_marginals_at_once_and_at_the_end(later, constraint, rows, limit
         check_sweeps(problem_of(constraint, batch=1, n=n, seed=4), regularizer, "float64")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("at_least", [None, 3], ids=["knapsack", "at least"])
 @pytest.mark.parametrize("rows", ["wide", "shared"])
 def test_many_tiles(rows, at_least, limits):

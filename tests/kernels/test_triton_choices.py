@@ -167,6 +167,7 @@ def check_paths(problem: Groups, regularizer: str, dtype: str) -> None:
             assert reference.log_prob(theta, mode[b], lattice, smoothing) >= expected - 1e-4
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_sweeps_against_the_reference(options, regularizer, limits):
     number = OPTIONS.index(options) + list(CLASSES).index(regularizer)
@@ -180,6 +181,7 @@ def test_paths_against_the_reference(options, limits):
     check_paths(groups_of(KINDS[(number + 1) % 3], options, seed=1), list(CLASSES)[number % 3], "float64")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_options_in_loops(kind, limits):
     limits(UNROLLED=0)
@@ -188,6 +190,7 @@ def test_many_options_in_loops(kind, limits):
     check_paths(groups_of(kind, options, groups=2, seed=1), regularizer, "float64")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind, loops", [("at most", False), ("at least", False), ("at least", True)])
 def test_several_tiles(kind, loops, limits):
     """Weights 30 times as large decide alike. Sums at once, and where it is unrolled at the end."""
@@ -201,6 +204,7 @@ def test_several_tiles(kind, loops, limits):
             torch.testing.assert_close(result(many), result(few), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("operation", RESULTS)
 def test_one_program_for_all_instances(operation, limits):
     call = Call(groups_of("at most", 3, groups=2, batch=3), "tsallis")

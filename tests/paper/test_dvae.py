@@ -271,6 +271,7 @@ class FakeGraph:
             self.run.step()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("steps_per_graph", [1, 2, 3, 100])
 def test_graphs_and_what_they_leave_over_make_whole_epochs(steps_per_graph, monkeypatch):
     def capture(run, steps, warm_up=1):

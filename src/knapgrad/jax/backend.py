@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +15,7 @@ from knapgrad.constraints import Constraint
 from knapgrad.jax import operators
 from knapgrad.kernels.jax_scan import float64
 from knapgrad.lattice import Lattice
+from knapgrad.regularizers import Regularizer
 
 where, broadcast_to, concatenate = jnp.where, jnp.broadcast_to, jnp.concatenate
 
@@ -83,6 +85,16 @@ def unchanging(x: Array) -> np.ndarray | None:
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
+def integers(x: Array) -> Array | None:
+    if x.dtype.kind not in "iu":
+        return None
+    return x if x.dtype in (np.int32, np.int64) else x.astype(np.int32)  # with room for a bound, and a sign
+
+
+def factor(regularizer: Regularizer) -> float:
+    return regularizer.gamma
+
+
 def requires_grad(x: Array) -> bool:
     return False
 
@@ -130,6 +142,11 @@ def as_type(x: Any, like: Array) -> Array:
 def array(x: Any, like: Array, name: str) -> Array:
     """Numbers or an array of any framework as a JAX array."""
     return x if isinstance(x, Array) else jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
+
+
+def differentiate(function: Callable[[Array], Array], x: Array) -> Array:
+    result, derivative = jax.vjp(function, x)
+    return derivative(jnp.zeros_like(result))
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Array) -> Array:

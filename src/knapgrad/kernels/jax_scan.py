@@ -24,7 +24,7 @@ Array = jax.Array
 float64 = jax.enable_x64
 
 # Arrays are leaves; what gives tables their shapes is known when a function is compiled.
-jax.tree_util.register_dataclass(Lattice, ["weights", "capacity", "slack"], ["reach", "heaviest", "options"])
+jax.tree_util.register_dataclass(Lattice, ["weights", "capacity", "slack", "sizes"], ["reach", "heaviest", "options"])
 
 
 def _functions(regularizer: str) -> dict[str, Callable[..., Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ from knapgrad.kernels.numba import operator as operator
 from knapgrad.kernels.numba import sample as sample
 from knapgrad.kernels.numba import solve as solve
 from knapgrad.lattice import Lattice
+from knapgrad.regularizers import Regularizer
 
 where, broadcast_to, concatenate = np.where, np.broadcast_to, np.concatenate
 
@@ -28,6 +30,14 @@ def numbers(x: np.ndarray) -> np.ndarray:
 
 
 known = unchanging = numbers
+
+
+def integers(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def factor(regularizer: Regularizer) -> float:
+    return regularizer.gamma
 
 
 def requires_grad(x: np.ndarray) -> bool:
@@ -72,6 +82,10 @@ def detached(x: np.ndarray) -> np.ndarray:
 
 def differentiates(*arrays: np.ndarray) -> bool:
     return False
+
+
+def differentiate(function: Callable[[np.ndarray], Any], x: np.ndarray) -> Any:
+    return function(x)
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from knapgrad.constraints import Constraint
 from knapgrad.lattice import Lattice
+from knapgrad.regularizers import Regularizer
 from knapgrad.torch import operators, private
 from knapgrad.torch.operators import entropy as entropy
-from knapgrad.torch.operators import frontier as frontier
 from knapgrad.torch.operators import operator as operator
-from knapgrad.torch.registration import as_tensor
+from knapgrad.torch.registration import as_tensor, open_integer
 
 where, broadcast_to, concatenate = torch.where, torch.broadcast_to, torch.cat
 
@@ -40,6 +41,10 @@ def solve(theta: Tensor, lattice: Lattice) -> Tensor:
 
 def log_prob(theta: Tensor, y: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> Tensor:
     return operators.log_prob(theta, y, lattice, gamma, regularizer, None)
+
+
+def frontier(theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> Tensor:
+    return operators.frontier(theta, lattice, gamma, regularizer, lattice.reach + 1)
 
 
 def is_floating(x: Tensor) -> bool:
@@ -82,6 +87,28 @@ def unchanging(x: Tensor) -> None:
     return None
 
 
+def integers(x: Any) -> Tensor | None:
+    """Numbers that are written in compiled code become tensors too."""
+    if isinstance(x, int):
+        return open_integer(x)
+    if isinstance(x, tuple):
+        return torch.stack([open_integer(number) for number in x])
+    if not isinstance(x, Tensor):
+        x = as_tensor(x) if isinstance(x, np.ndarray) else torch.as_tensor(x)
+    if x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool:
+        return None
+    return x if x.dtype in (torch.int32, torch.int64) else x.long()
+
+
+def open_number(x: float) -> Tensor:
+    """A number that torch.compile may keep open."""
+    return x * torch.ones((), dtype=torch.float64)
+
+
+def factor(regularizer: Regularizer) -> Any:
+    return as_tensor(regularizer._strength) if torch.compiler.is_compiling() else regularizer.gamma
+
+
 def requires_grad(x: Tensor) -> bool:
     return x.requires_grad
 
@@ -122,6 +149,8 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
 def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
     """On a device, the arrays are kept with the constraint: copying them in every call would wait for the device."""
     plain = constraint.lattice(theta.shape[-1])
+    if torch.compiler.is_compiling() and not isinstance(plain.weights, np.ndarray):
+        return _traced(plain, theta.device)
     if not theta.is_cuda:
         return plain
     copies, key = constraint.copies, (theta.device.index, theta.shape[-1])
@@ -150,9 +179,28 @@ def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
 
 def _sent(plain: Lattice, device: torch.device) -> Lattice:
     def sent(x: Any) -> Any:
-        return None if x is None else as_tensor(x).to(device, non_blocking=True)
+        if x is None:
+            return None
+        return (as_tensor(x) if isinstance(x, np.ndarray) else x).to(device, non_blocking=True)
 
-    return plain.replace(weights=sent(plain.weights), capacity=sent(plain.capacity), slack=sent(plain.slack))
+    arrays = {"weights": sent(plain.weights), "capacity": sent(plain.capacity), "slack": sent(plain.slack)}
+    return plain.replace(**arrays, sizes=plain.sizes)
+
+
+def _traced(plain: Lattice, device: torch.device) -> Lattice:
+    """Of tensors whose values are not known. What is above the reach is cut to it, as for known ones."""
+    sent = _sent(plain, device)
+    reach = open_integer(plain.reach) if plain.sizes is None else plain.sizes[0]
+    capacity = torch.minimum(torch.clamp(sent.capacity, min=-1), reach)
+    slack = None if sent.slack is None else sent.slack - (sent.capacity - capacity)
+    return sent.replace(capacity=capacity, slack=slack, sizes=plain.sizes)
+
+
+def differentiate(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        result = function(x)
+    return torch.autograd.grad(result, x, torch.zeros_like(result))[0]
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -166,4 +214,8 @@ def uniforms(rng: Any, shape: tuple[int, ...], like: Tensor) -> Tensor:
         raise ValueError(
             f"rng is a generator on {rng.device} and theta is on {like.device}; use torch.Generator(theta.device)"
         )
+    if rng is not None and torch.compiler.is_compiling():
+        return operators.uniforms(like, list(shape), private.handle_of(rng))
+    if rng is None:
+        return torch.rand(shape, dtype=like.dtype, device=like.device)  # torch.export cannot take generator=None
     return torch.rand(shape, generator=rng, dtype=like.dtype, device=like.device)

@@ -24,23 +24,9 @@ class _Selection(nn.Module):
 
     def __init__(self, constraint: Constraint | None, regularizer: Regularizer) -> None:
         super().__init__()
-        check_regularizer(regularizer)
-        self._arrays: dict[
-            str, Any
-        ] = {}  # those arguments of the constraint that are arrays, of which buffers are made
+        self._arrays: dict[str, Any] = {}  # those arguments of the constraint that are arrays, and so buffers
         self.constraint = constraint
-        self._kind = type(regularizer)
-        gamma = regularizer.gamma
-        if isinstance(gamma, Tensor) and gamma.grad_fn is not None:
-            raise ValueError(
-                "gamma must be a number, an nn.Parameter or a tensor without history in a module; for a gamma that is "
-                "computed, such as log_gamma.exp(), call knapgrad.relax and its like in your own forward"
-            )
-        if isinstance(gamma, Tensor) and not isinstance(gamma, nn.Parameter):
-            self.register_buffer("gamma", gamma)
-        else:
-            self.gamma = gamma
-        self.register_load_state_dict_post_hook(_read_constraint)
+        self.regularizer = regularizer
 
     @property
     def constraint(self) -> Constraint | None:
@@ -67,24 +53,63 @@ class _Selection(nn.Module):
 
     @property
     def regularizer(self) -> Regularizer:
-        return self._kind(self.gamma)
+        """The smoothing, with the gamma that it has now. To change it, assign another one, or a number to ``gamma``."""
+        gamma = self._parameters.get("gamma", self._buffers.get("gamma"))
+        return self._regularizer if gamma is None else type(self._regularizer)(gamma)
+
+    @regularizer.setter
+    def regularizer(self, regularizer: Regularizer) -> None:
+        check_regularizer(regularizer)
+        gamma = regularizer.gamma
+        if isinstance(gamma, Tensor) and gamma.grad_fn is not None:
+            raise ValueError(
+                "gamma must be a number, an nn.Parameter or a tensor without history in a module; for a gamma that is "
+                "computed, such as log_gamma.exp(), call knapgrad.relax and its like in your own forward"
+            )
+        for place in (self._parameters, self._buffers, self.__dict__):
+            place.pop("gamma", None)
+        self._regularizer = regularizer
+        if isinstance(gamma, nn.Parameter):
+            self.register_parameter("gamma", gamma)
+        elif isinstance(gamma, Tensor):
+            self.register_buffer("gamma", gamma)
+        else:
+            self.__dict__["gamma"] = gamma
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "gamma":
+            self.regularizer = type(self._regularizer)(value)
+        else:
+            super().__setattr__(name, value)
+
+    def __prepare_scriptable__(self) -> Any:
+        raise NotImplementedError("knapgrad's layers cannot be scripted or traced by torch.jit; use torch.export")
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
+        """Nothing is loaded if the constraint that the state holds is not valid."""
+        errors, constraint = arguments[-1], self._constraint
+        found = {name: state[prefix + name] for name in self._arrays if prefix + name in state}
+        fits = all(x.shape == getattr(self, name).shape for name, x in found.items())  # if not, torch says so
+        if constraint is not None and found and fits:
+            try:
+                for name, x in found.items():
+                    if x.is_floating_point():
+                        raise TypeError(f"{name} must be integers, got {x.dtype}")
+                constraint = type(constraint)(**constraint.arguments | found)
+            except (TypeError, ValueError) as error:
+                errors.append(f'the constraint under "{prefix}" is not valid, and was not loaded: {error}')
+                return
+        super()._load_from_state_dict(state, prefix, *arguments)
+        self._constraint = constraint
 
     def extra_repr(self) -> str:
         gamma = "learnable" if isinstance(self.gamma, nn.Parameter) else self.gamma
-        return f"{self.constraint}, {self._kind.__name__}(gamma={gamma})"
+        return f"{self.constraint}, {type(self._regularizer).__name__}(gamma={gamma})"
 
 
 def _arrays_of(constraint: Constraint | None) -> dict[str, Any]:
     arguments = {} if constraint is None else constraint.arguments
     return {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
-
-
-def _read_constraint(module: _Selection, _incompatible: Any) -> None:
-    """After load_state_dict: makes the constraint again from the buffers, with all checks."""
-    constraint = module._constraint
-    if constraint is not None:
-        buffers = {name: getattr(module, name) for name in module._arrays}
-        module._constraint = type(constraint)(**constraint.arguments | buffers)
 
 
 class Relax(_Selection):
@@ -126,7 +151,7 @@ class Sample(Relax):
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact selection (:func:`knapgrad.solve`) instead of a random one.
 
-    Random numbers come from torch's global generator, or from the ``generator`` given to a call.
+    Random numbers come from torch's global generator, or from the ``rng`` given to a call.
 
     >>> import torch, knapgrad as kg
     >>> layer = kg.torch.Sample(kg.TopK(2), kg.Shannon())
@@ -135,15 +160,21 @@ class Sample(Relax):
     """
 
     def forward(
-        self, theta: Tensor, constraint: Constraint | None = None, generator: torch.Generator | None = None
+        self,
+        theta: Tensor,
+        constraint: Constraint | None = None,
+        rng: torch.Generator | None = None,
+        *,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The selection. A ``constraint`` given here, for example one per instance, replaces the module's."""
+        """The selection. A ``constraint`` given here, for example one per instance, replaces the module's.
+        ``generator`` is another name of ``rng``."""
         constraint = self._in_force(constraint)
         if self.hard_eval and not self.training:
             return ops.solve(theta, constraint)
         call = ops.prepare(theta, constraint, self.regularizer)
         scores = backend.computable(call.theta)
-        uniforms = backend.uniforms(generator, (1, *scores.shape), scores)
+        uniforms = backend.uniforms(generator if rng is None else rng, (1, *scores.shape), scores)
         return backend.as_type(call.whole(backend.rsample(scores, uniforms, *call.problem, None)[0]), theta)
 
 

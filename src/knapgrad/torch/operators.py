@@ -7,15 +7,15 @@ sweeps recompute.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from knapgrad.lattice import Lattice
-from knapgrad.torch.registration import Kept, Signature, define
+from knapgrad.torch import private
+from knapgrad.torch.registration import Kept, Signature, define, run_kernel
 
 
 def no_derivative(what: str) -> NotImplementedError:
@@ -216,8 +216,8 @@ entropy_grad = define("entropy_grad", Signature(), fake=_like_theta, backward=_r
 # frontier: the values at all capacities.
 
 
-def _row_per_instance(theta: Tensor, lattice: Lattice, *_: Any) -> Tensor:
-    return theta.new_empty((*theta.shape[:-1], lattice.reach + 1), dtype=torch.float64)
+def _row_per_instance(theta: Tensor, *arguments: Any) -> Tensor:
+    return theta.new_empty((*theta.shape[:-1], arguments[-1]), dtype=torch.float64)
 
 
 def _frontier_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
@@ -226,10 +226,29 @@ def _frontier_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | No
     return _through_scale(kept, frontier_vjp(kept.theta, grad.to(kept.theta.dtype), *kept.problem))
 
 
-frontier = define("frontier", Signature(), fake=_row_per_instance, backward=_frontier_backward)
+frontier = define(
+    "frontier",
+    Signature(options={"length": "SymInt"}),
+    fake=_row_per_instance,
+    kernel=lambda *arguments: run_kernel("frontier", 1, *arguments[:-1]),
+    backward=_frontier_backward,
+)
 frontier_vjp = define(
     "frontier_vjp",
     Signature(own=("theta", "cotangent")),
     fake=_like_theta,
     backward=_raises("second derivative of frontier"),
 )
+
+
+# uniforms: random numbers from a generator, of which torch.compile cannot make an input of a graph.
+
+
+@torch.library.custom_op("knapgrad::uniforms", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded])
+def uniforms(like: Tensor, shape: Sequence[int], handle: int) -> Tensor:
+    return torch.rand(shape, generator=private.GENERATORS[handle], dtype=like.dtype, device=like.device)
+
+
+@uniforms.register_fake
+def _(like: Tensor, shape: Sequence[int], handle: int) -> Tensor:
+    return like.new_empty(shape)

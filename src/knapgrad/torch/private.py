@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -84,3 +85,20 @@ def version_of(x: Tensor) -> object:
 def base_of(x: Tensor) -> Tensor | None:
     """The tensor that x is a view of. Replacement: none."""
     return None if FOUND["base"] is None else x._base
+
+
+GENERATORS: dict[int, torch.Generator] = {}  # that compiled functions draw from
+
+
+def handle_of(generator: torch.Generator) -> int:
+    """While torch.compile traces: a number for a generator. The compiled function is for that generator alone."""
+    handle = id(generator)  # guarded
+    _remember(handle)
+    return handle
+
+
+def _remember(handle: int) -> None:
+    GENERATORS[handle] = ctypes.cast(handle, ctypes.py_object).value
+
+
+_remember._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not traced

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +28,10 @@ from knapgrad.kernels import numba
 from knapgrad.lattice import Lattice
 from knapgrad.torch import private
 
+_DEVICES = ("cpu", "cuda")
 _library = torch.library.Library("knapgrad", "DEF")
 
-_LATTICE = {
-    "weights": "Tensor", "capacity": "Tensor", "slack": "Tensor?", "reach": "int", "heaviest": "int", "options": "int"
-}  # fmt: skip
+_LATTICE = {"weights": "Tensor", "capacity": "Tensor", "slack": "Tensor?", "sizes": "Tensor", "options": "int"}
 _SMOOTHING = {"gamma": "Tensor", "regularizer": "str"}
 
 
@@ -73,7 +73,8 @@ class Signature:
     def flat(self, arguments: tuple[Any, ...]) -> list[Any]:
         """The arguments with the fields of the lattice instead of the lattice."""
         at = len(self.own)
-        parts = [getattr(arguments[at], name) for name in _LATTICE]
+        lattice = arguments[at]
+        parts = [lattice.weights, lattice.capacity, lattice.slack, _sizes(lattice), lattice.options]
         return [
             as_tensor(x) if isinstance(x, np.ndarray) else x for x in (*arguments[:at], *parts, *arguments[at + 1 :])
         ]
@@ -81,12 +82,27 @@ class Signature:
     def whole(self, flat: tuple[Any, ...]) -> list[Any]:
         """The reverse of :meth:`flat`."""
         at, end = len(self.own), len(self.own) + len(_LATTICE)
-        return [*flat[:at], Lattice(*flat[at:end]), *flat[end:]]
+        return [*flat[:at], _lattice(*flat[at:end]), *flat[end:]]
+
+
+def _sizes(lattice: Lattice) -> Tensor:
+    if lattice.sizes is None:
+        return torch.stack([open_integer(lattice.reach), open_integer(lattice.heaviest)])
+    return as_tensor(lattice.sizes) if isinstance(lattice.sizes, np.ndarray) else lattice.sizes
+
+
+def _lattice(weights: Tensor, capacity: Tensor, slack: Tensor | None, sizes: Tensor, options: int) -> Lattice:
+    return Lattice(weights, capacity, slack, None, None, options, sizes)
 
 
 def as_tensor(x: np.ndarray) -> Tensor:
     """Copies read-only arrays, of which torch warns; torch.compile does not know that flag."""
     return torch.from_numpy(x if torch.compiler.is_compiling() or x.flags.writeable else x.copy())
+
+
+def open_integer(x: Any) -> Tensor:
+    """A tensor of one integer, which may be one that torch.compile keeps open."""
+    return x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.int64)
 
 
 _SAVED = object()  # stands for a tensor that autograd keeps
@@ -119,12 +135,12 @@ def define(
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, signature.schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
     at = len(signature.own)
-    kernels = {"cpu": kernel or _on_cpu(name, at), "cuda": kernel or _on_cuda(name)}
+    run = kernel or partial(run_kernel, name, at)
 
     def of_flat(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *flat: function(*signature.whole(flat))
 
-    for device, run in kernels.items():
+    for device in _DEVICES:
         torch.library.impl(qualified, device.upper(), of_flat(run), lib=_library)
     torch.library.register_fake(qualified, of_flat(fake), lib=_library)
     operator = getattr(torch.ops.knapgrad, name).default
@@ -136,8 +152,8 @@ def define(
         tensors = [x for x in arguments if isinstance(x, Tensor)]
         if isinstance(lattice.weights, Tensor):
             tensors += [x for x in (lattice.weights, lattice.capacity, lattice.slack) if x is not None]
-        if device in kernels and private.is_plain(tensors, device):
-            return kernels[device](*arguments)
+        if device in _DEVICES and private.is_plain(tensors, device):
+            return run(*arguments)
         with private.below_autograd():
             return operator(*signature.flat(arguments))
 
@@ -216,7 +232,7 @@ class _Derivative:
         for name, x in zip(ctx.kept_names, ctx.kept_values):
             attributes[name] = next(tensors) if x is _SAVED else x
         if "lattice" not in attributes:
-            kept.lattice = Lattice(*(attributes[name] for name in _LATTICE))
+            kept.lattice = _lattice(*(attributes[name] for name in _LATTICE))
         kept.problem = kept.lattice, kept.gamma, kept.regularizer
         return kept
 
@@ -235,22 +251,35 @@ def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.aut
     return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
 
 
-def _on_cpu(name: str, at: int) -> Callable[..., Any]:
-    """The kernel of that name, which takes the lattice as its at-th argument."""
-    kernel = getattr(numba, name)
+def run_kernel(name: str, at: int, *arguments: Any) -> Any:
+    """Runs the kernel of that name, which takes the lattice as its at-th argument, where theta is."""
+    return (_run_on_cpu if arguments[0].is_cpu else _run_on_cuda)(name, at, arguments)
 
-    def run(*arguments: Any) -> Any:
-        given: list[Any] = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
-        if isinstance(given[at].weights, Tensor):
-            lattice, parts = given[at], ("weights", "capacity", "slack")
-            arrays = {name: getattr(lattice, name) for name in parts if getattr(lattice, name) is not None}
-            given[at] = lattice.replace(**{name: x.numpy() for name, x in arrays.items()})
-        results = kernel(*given)
-        if isinstance(results, tuple):
-            return tuple(torch.from_numpy(x) for x in results)
-        return torch.from_numpy(results)
 
-    return run
+def _run_on_cpu(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
+    given: list[Any] = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
+    if isinstance(given[at].weights, Tensor):
+        given[at] = _in_numpy(given[at].resolved)
+    results = getattr(numba, name)(*given)
+    if isinstance(results, tuple):
+        return tuple([torch.from_numpy(x) for x in results])
+    return torch.from_numpy(results)
+
+
+def _in_numpy(lattice: Lattice) -> Lattice:
+    """Values that were not known when a graph was compiled are checked here."""
+    slack = None if lattice.slack is None else lattice.slack.long().numpy()
+    lattice = lattice.replace(
+        weights=lattice.weights.long().numpy(), capacity=lattice.capacity.long().numpy(), slack=slack
+    )
+    if (lattice.capacity < 0).any():
+        instance = int(np.argmax(lattice.capacity < 0))
+        raise ValueError(
+            f"instance {instance} (counted over the flattened batch) has a capacity or k, a least weight or a weight "
+            "that is negative, or a capacity above max_capacity, or k above the number of items, or groups whose "
+            "lightest options are above the capacity"
+        )
+    return lattice
 
 
 def _as_numpy(x: Tensor) -> np.ndarray:
@@ -259,19 +288,18 @@ def _as_numpy(x: Tensor) -> np.ndarray:
     return x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy()  # of a gamma; NumPy does not know the type
 
 
-def _on_cuda(name: str) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        try:
-            from knapgrad.kernels.triton import from_torch
-        except ImportError as error:
-            raise ImportError(
-                f"theta is on {arguments[0].device}, and knapgrad's GPU kernels need Triton ({error}); it comes with "
-                "torch's CUDA builds for Linux: install one of those, or `pip install triton` (on Windows "
-                "`triton-windows`), or use theta.cpu()"
-            ) from error
-        return getattr(from_torch, name)(*[as_tensor(x) if isinstance(x, np.ndarray) else x for x in arguments])
-
-    return run
+def _run_on_cuda(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
+    try:
+        from knapgrad.kernels.triton import from_torch
+    except ImportError as error:
+        raise ImportError(
+            f"theta is on {arguments[0].device}, and knapgrad's GPU kernels need Triton ({error}); it comes with "
+            "torch's CUDA builds for Linux: install one of those, or `pip install triton` (on Windows "
+            "`triton-windows`), or use theta.cpu()"
+        ) from error
+    given: list[Any] = [as_tensor(x) if isinstance(x, np.ndarray) else x for x in arguments]
+    given[at] = given[at].resolved
+    return getattr(from_torch, name)(*given)
 
 
 def _vmap_rule(signature: Signature, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,8 +5,10 @@ Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma th
     near-ties.
 """
 
+import logging
 from functools import cache
 from math import prod
+from time import perf_counter
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from knapgrad.lattice import tournament
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
+_LONG = 1.0  # seconds of compiling that are mentioned
 _LARGEST_MEMO = 32  # shapes of batches
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
@@ -98,7 +101,13 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
         scratch = Scratch(bands, states, wide, narrow, own_table if table is None else table)
         kernel(*variants, batch, scratch, begin, end, *arguments)
 
+    known, begin = len(kernel.overloads), perf_counter()
     threads.run(work, groups, weight * groups * cells / width * _NANOSECONDS_PER_VECTOR)
+    if len(kernel.overloads) > known and perf_counter() - begin > _LONG:
+        logging.getLogger("knapgrad").warning(
+            "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
+            kernel.__name__, theta.dtype, perf_counter() - begin,
+        )  # fmt: skip
 
 
 def _too_large(batch, error: MemoryError) -> MemoryError:
