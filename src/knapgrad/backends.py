@@ -98,6 +98,10 @@ class Backend(Protocol):
 
     def as_type(self, x: Any, like: Any, /) -> Any: ...
 
+    def as_total(self, x: Any, like: Any, /) -> Any:
+        """A result per instance, of like's type, or wider where the framework wants losses to be wider."""
+        ...
+
     def computable(self, x: Any, /) -> Any:
         """Half precision is computed in float32."""
         ...

@@ -68,7 +68,7 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
             inside = inside & (index <= reach)
         rows = backend.take(rows, index.clip(0, reach))
         rows = backend.where(backend.array(inside, rows, "theta"), rows, -inf)
-    return backend.as_type(rows, theta)
+    return backend.as_total(rows, theta)
 
 
 def _widest(constraint: Constraint) -> tuple[Constraint, bool, int]:

@@ -62,7 +62,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     np.True_
     """
     call = prepare(theta, constraint, regularizer)
-    return call.backend.as_type(_value(call, call.theta), theta)
+    return call.backend.as_total(_value(call, call.theta), theta)
 
 
 def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -163,7 +163,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     else:
         flat = selections.reshape((prod(y.shape[: y.ndim - theta.ndim]), *scores.shape))
         result = backend.log_prob(scores, flat, *call.problem).reshape(selections.shape[:-1])
-    return backend.as_type(result, theta)
+    return backend.as_total(result, theta)
 
 
 def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -186,7 +186,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
     """
     call = prepare(theta, constraint, regularizer)
     result = call.backend.entropy(call.backend.double(call.theta), *call.problem)
-    return call.backend.as_type(result, theta)
+    return call.backend.as_total(result, theta)
 
 
 def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -216,7 +216,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
         raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
     score = inner(backend, backend.computable(call.theta), call.flat(target))
     loss = _value(call, call.theta) - score
-    return backend.as_type(loss, theta)
+    return backend.as_total(loss, theta)
 
 
 def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *, prior: Array | None = None) -> Array:
@@ -249,7 +249,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     scores, prior = backend.computable(call.theta), backend.computable(prior)
     optimum, y = backend.operator(scores, *call.problem, True)
     gap = _value(call, prior) - call.gamma * optimum
-    return backend.as_type(gap + inner(backend, scores, y) - inner(backend, prior, y), theta)
+    return backend.as_total(gap + inner(backend, scores, y) - inner(backend, prior, y), theta)
 
 
 _HARD = Hard()
@@ -285,7 +285,10 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
         gamma = backend.factor(smoothing)
     else:
         check_positive(strength)  # again: a parameter changes in training
-        strength = gamma = backend.array(strength, theta, "gamma")
+        gamma = backend.array(strength, theta, "gamma")
+        if backend.differentiates(gamma):
+            gamma = backend.double(gamma)  # its gradient is a small difference of large terms
+        strength = gamma
         batch = theta.shape[: -constraint.event_dims]
         if not broadcasts(gamma.shape, batch):
             raise ValueError(

@@ -81,7 +81,7 @@ def close(actual: Any, expected: Any, tolerance: float, what: str = "it") -> Non
 # Traced problems
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("constraint", "dtype"), [("knapsack", "float32"), ("top-k", "float64"), ("at least", "float32")]
 )
@@ -391,7 +391,7 @@ def test_jvp_and_vjp_under_jit_and_vmap(x64, regularizer):
     close(linear(z[0]), forward(theta, z)[0], 1e-13)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_derivatives_by_finite_differences(operation, x64, regularizer):
     """By theta and gamma; of value to the second order."""

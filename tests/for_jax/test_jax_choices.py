@@ -221,6 +221,7 @@ def test_float32_scores_with_near_ties():
 # Frontiers
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "options, exactly, regularizer",
     [
@@ -344,6 +345,7 @@ def references(
     return limit.whole(stacked, theta.shape[1:]) if stacked.ndim == 2 else stacked
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "options, optional, least, regularizer, traced",
     [
@@ -414,6 +416,7 @@ def test_operations_of_multiple_choice(options, optional, least, regularizer, tr
     assert not samples[:, theta == -np.inf].any()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("operation", ["value", "relax", "entropy", "log_prob"])
 def test_derivatives_by_finite_differences(operation, x64):
     """By theta and gamma."""

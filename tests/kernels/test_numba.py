@@ -256,6 +256,7 @@ def test_capacities_of_all_sizes_in_one_group(regularizer, constraint):
         check_against_reference(small, regularizer, dtype)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("size, n", [(3, 17), (16, 17), (33, 40), (130, 25)])
 def test_the_two_lane_layouts_agree(size, n, regularizer, kind):
     for dtype in DTYPES:
@@ -398,6 +399,7 @@ def test_log_prob_gradient_against_differences(regularizer, kind):
             np.testing.assert_allclose(gradient[:, i], slope, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 def test_log_probs_of_all_selections(own, regularizer, kind):
     """-inf for what is infeasible; and the mode is the most probable of them."""

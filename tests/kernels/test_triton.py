@@ -319,7 +319,7 @@ ODD = (
 )
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("edge", ODD)
 def test_the_edges(edge, path):
     regularizer = list(CLASSES)[ODD.index(edge) % 3]
@@ -327,6 +327,7 @@ def test_the_edges(edge, path):
     check_paths(EDGES[edge], regularizer, "float32")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "edge, rows",
     [("everything for each instance", "wide"), ("batch of rank 3", "shared"), ("batch of rank 2", "narrow")],
@@ -404,6 +405,7 @@ def test_one_program_for_all_instances(operation, constraint, rows, limits):
     assert torch.equal(RESULTS[operation](call), apart)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("constraint, items", [("at least", 0), ("knapsack", 2)])
 @pytest.mark.parametrize("operation", ["relax", "vjp", "entropy_grad", "sample", "log_prob_vjp"])
 def test_tables_filled_again_are_tables_kept_whole(operation, constraint, items, limits):
@@ -432,6 +434,7 @@ def test_parts_of_a_batch_that_shares_its_constants(at_least, limits):
     check_paths(problem, "tsallis", "float64")
 
 
+@pytest.mark.thinned(3)
 def test_a_broken_instance_is_nan_alone(path):
     """NaN, plus infinity, and no feasible selection: a least weight that no items have, one above the total weight, and
     masks on the items that it takes; with clean instances between."""

@@ -167,7 +167,7 @@ def check_paths(problem: Groups, regularizer: str, dtype: str) -> None:
             assert reference.log_prob(theta, mode[b], lattice, smoothing) >= expected - 1e-4
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_sweeps_against_the_reference(options, regularizer, limits):
     number = OPTIONS.index(options) + list(CLASSES).index(regularizer)
@@ -175,6 +175,7 @@ def test_sweeps_against_the_reference(options, regularizer, limits):
     check_sweeps(problem, regularizer, ("float32", "float64")[number // 3 % 2])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_paths_against_the_reference(options, limits):
     number = OPTIONS.index(options)
@@ -275,6 +276,7 @@ def test_more_samples_than_lanes(limits):
     assert torch.equal(call("sample", call.uniforms[100:]), call.y[100:])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("loops", [False, True], ids=["trees", "loops"])
 def test_a_broken_instance_is_nan_alone(loops, limits):
     """NaN, plus infinity, a least weight that no selection has, all options of a group masked, and none that fit."""

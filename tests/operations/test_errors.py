@@ -328,7 +328,7 @@ def test_without_triton_the_cpu_works_and_a_device_says_what_to_install():
         y = kg.relax(torch.zeros(4, requires_grad=True), kg.TopK(2), kg.Gini())
         y.square().sum().backward()
         try:
-            registration._on_cuda("operator")(torch.zeros(4), kg.TopK(2).lattice(4), torch.tensor(1.0), "gini", True)
+            registration._run_on_cuda("operator", 1, (torch.zeros(4), kg.TopK(2).lattice(4), torch.tensor(1.0), "gini"))
         except ImportError as error:
             print(y.tolist(), error)
     """

@@ -99,7 +99,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, error: np.ndarray, wh
     assert not wrong.any(), f"{what} gave {actual[wrong]} instead of {expected[wrong]}, allowed {error[wrong]}"
 
 
-@pytest.mark.thinned_where_compiled(1)
+@pytest.mark.thinned_where_compiled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @given(data=st.data())
@@ -257,7 +257,7 @@ def assert_log_probs(
     assert_close(actual, expected, allowed)
 
 
-@pytest.mark.thinned_where_compiled(1)
+@pytest.mark.thinned_where_compiled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @given(data=st.data())
 def test_log_prob_of_every_selection(dtype, backend, regularizer, constraint, data):
@@ -303,7 +303,7 @@ def test_solve_finds_an_optimum(dtype, backend, constraint, data):
     check_solve(problem, backend, dtype)
 
 
-@pytest.mark.thinned_where_compiled(1)
+@pytest.mark.thinned_where_compiled(2)
 @pytest.mark.parametrize("edge", EDGES)
 def test_solve_at_the_edges(edge, backend):
     for dtype in backend.dtypes:

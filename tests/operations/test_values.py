@@ -238,7 +238,7 @@ UNREACHABLE = {
 }
 
 
-@pytest.mark.thinned_where_compiled(1)
+@pytest.mark.thinned_where_compiled(2)
 @pytest.mark.parametrize("what", UNREACHABLE)
 def test_a_least_weight_that_cannot_be_reached(what, backend, regularizer):
     """An error that names the instance, or NaN in that instance alone where nobody looks."""
@@ -276,7 +276,7 @@ def test_no_items_and_a_least_weight(backend):
         np.testing.assert_array_equal(np.isnan(backend.to_numpy(kg.value(theta, constraint, kg.Gini()))), [False, True])
 
 
-@pytest.mark.thinned_where_compiled(1)
+@pytest.mark.thinned_where_compiled(2)
 def test_max_capacity_changes_no_result(backend, regularizer):
     problem = EDGES["a least weight of every instance"]
     theta, smoothing = asarray(backend, problem.theta), problem.regularizer(regularizer)

@@ -139,6 +139,9 @@ def as_type(x: Any, like: Array) -> Array:
     return jnp.asarray(x, like.dtype)
 
 
+as_total = as_type
+
+
 def array(x: Any, like: Array, name: str) -> Array:
     """Numbers or an array of any framework as a JAX array."""
     return x if isinstance(x, Array) else jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)

@@ -56,6 +56,9 @@ def as_type(x: Any, like: np.ndarray) -> np.ndarray:
     return np.asarray(x, like.dtype)
 
 
+as_total = as_type
+
+
 def computable(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype == np.float16 else x
 

@@ -7,6 +7,6 @@ except ImportError as error:
 
 import knapgrad.torch.divergence  # noqa: F401  registers it with torch.distributions
 from knapgrad.torch.distribution import SubsetDistribution
-from knapgrad.torch.modules import FenchelYoungLoss, Relax, Sample
+from knapgrad.torch.modules import FenchelYoungLoss, GammaSchedule, Relax, Sample
 
-__all__ = ["FenchelYoungLoss", "Relax", "Sample", "SubsetDistribution"]
+__all__ = ["FenchelYoungLoss", "GammaSchedule", "Relax", "Sample", "SubsetDistribution"]

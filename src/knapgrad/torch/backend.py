@@ -135,6 +135,12 @@ def as_type(x: Tensor, like: Tensor) -> Tensor:
     return x if x.dtype == like.dtype else x.to(like.dtype)
 
 
+def as_total(x: Tensor, like: Tensor) -> Tensor:
+    """Under autocast, sums such as losses are float32, as torch's own are."""
+    is_half = like.dtype in (torch.float16, torch.bfloat16)
+    return x.float() if is_half and torch.is_autocast_enabled(like.device.type) else as_type(x, like)
+
+
 def array(x: Any, like: Tensor, name: str) -> Tensor:
     """Numbers or an array of any framework as a tensor on the device of ``like``."""
     if isinstance(x, (int, float)):

@@ -83,19 +83,23 @@ class SubsetDistribution(Distribution):
                 best = operators.mode(self._scores, *self._problem)
         return self._call.whole(best).to(self.theta.dtype)
 
-    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Selections (*sample_shape, *batch, *event), detached."""
-        sample_shape, uniforms = self._uniforms(sample_shape, generator)
+    def sample(
+        self, sample_shape: Any = (), rng: torch.Generator | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Selections (*sample_shape, *batch, *event), detached. ``generator`` is another name of ``rng``."""
+        sample_shape, uniforms = self._uniforms(sample_shape, generator if rng is None else rng)
         with torch.no_grad():
             drawn = operators.sample(self._scores, uniforms, *self._problem, self._known_table)
         return self._call.whole(drawn).reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
 
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+    def rsample(
+        self, sample_shape: Any = (), rng: torch.Generator | None = None, *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Selections (*sample_shape, *batch, *event) whose gradient is the vector-Jacobian product of the mean.
 
         The gradient is exact in expectation for losses that are linear in the selection, and a surrogate for others.
         """
-        sample_shape, uniforms = self._uniforms(sample_shape, generator)
+        sample_shape, uniforms = self._uniforms(sample_shape, generator if rng is None else rng)
         drawn = backend.rsample(self._scores, uniforms, *self._problem, self._known_table)
         return self._call.whole(drawn).reshape(*sample_shape, *self.theta.shape).to(self.theta.dtype)
 
@@ -115,11 +119,11 @@ class SubsetDistribution(Distribution):
         else:
             flat = y.reshape(prod(y.shape[: y.dim() - scores.dim()]), *scores.shape)
             result = operators.log_prob(scores, flat, *self._problem, self._known_table)
-        return result.reshape(y.shape[:-1]).to(self.theta.dtype)
+        return backend.as_total(result.reshape(y.shape[:-1]), self.theta)
 
     def entropy(self) -> Tensor:
         """Shannon entropy (*batch,) in nats, differentiable."""
-        return operators.entropy(self._scores, *self._problem).to(self.theta.dtype)
+        return backend.as_total(operators.entropy(self._scores, *self._problem), self.theta)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All feasible selections, (cardinality, *batch, *event); with expand=False (cardinality, 1, ..., 1, *event).
@@ -178,10 +182,10 @@ class SubsetDistribution(Distribution):
             return operators.operator(self._scores, *self._problem, True)
         return operators.recall(self._scores, *self._tabulated[:2], *self._problem)
 
-    def _uniforms(self, sample_shape: Any, generator: torch.Generator | None) -> tuple[torch.Size, Tensor]:
+    def _uniforms(self, sample_shape: Any, rng: torch.Generator | None) -> tuple[torch.Size, Tensor]:
         sample_shape = torch.Size(sample_shape)
         shape = sample_shape.numel(), *self._call.theta.shape
-        return sample_shape, backend.uniforms(generator, shape, backend.computable(self.theta))
+        return sample_shape, backend.uniforms(rng, shape, backend.computable(self.theta))
 
 
 class FeasibleSelections(constraints.Constraint):

@@ -24,8 +24,8 @@ def _kl(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
     if p.event_shape != q.event_shape or not _same(p, q):
         raise ValueError("kl_divergence needs two distributions under the same constraint; their supports differ")
     if p.regularizer.name == q.regularizer.name == "shannon":
-        return _kl_of_gibbs(p, q).to(p.theta.dtype)
-    return _PathDivergence.apply(*torch.broadcast_tensors(p._scaled, q._scaled), p, q).to(p.theta.dtype)
+        return backend.as_total(_kl_of_gibbs(p, q), p.theta)
+    return backend.as_total(_PathDivergence.apply(*torch.broadcast_tensors(p._scaled, q._scaled), p, q), p.theta)
 
 
 def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from knapgrad import ops
 from knapgrad.constraints import Constraint, check_constraint
-from knapgrad.regularizers import Regularizer, check_regularizer
-from knapgrad.torch import backend
+from knapgrad.regularizers import Regularizer, check_positive, check_regularizer
+from knapgrad.torch import backend, operators
 
 
 class _Selection(nn.Module):
@@ -120,6 +120,11 @@ class Relax(_Selection):
             saved in ``state_dict``; None if it is given with each call.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact 0/1 selection (:func:`knapgrad.solve`) instead.
+        straight_through: in training too: the exact selection forwards, the gradient of the relaxed one backwards. The
+            rest of the model then sees what it will see in use.
+
+    To change gamma, assign it: ``layer.gamma = 0.1``, or let :class:`GammaSchedule` lower it. To change more, assign
+    ``layer.regularizer`` or ``layer.constraint``.
 
     >>> import torch, knapgrad as kg
     >>> layer = kg.torch.Relax(kg.Knapsack([3, 2, 2], 4), kg.Gini(0.5), hard_eval=True).eval()
@@ -127,22 +132,35 @@ class Relax(_Selection):
     tensor([0., 1., 1.])
     """
 
-    def __init__(self, constraint: Constraint | None, regularizer: Regularizer, hard_eval: bool = False) -> None:
+    def __init__(
+        self,
+        constraint: Constraint | None,
+        regularizer: Regularizer,
+        hard_eval: bool = False,
+        *,
+        straight_through: bool = False,
+    ) -> None:
         super().__init__(constraint, regularizer)
-        self.hard_eval = hard_eval
+        self.hard_eval, self.straight_through = hard_eval, straight_through
 
     def forward(self, theta: Tensor, constraint: Constraint | None = None) -> Tensor:
         """The selection. A ``constraint`` given here, for example one per instance, replaces the module's."""
         constraint = self._in_force(constraint)
         if self.hard_eval and not self.training:
             return ops.solve(theta, constraint)
-        return ops.relax(theta, constraint, self.regularizer)
+        if not self.straight_through:
+            return ops.relax(theta, constraint, self.regularizer)
+        call = ops.prepare(theta, constraint, self.regularizer)
+        scores = backend.computable(call.theta)
+        y = operators.surrogate(scores, backend.solve(scores, call.problem[0]).unsqueeze(0), *call.problem)[0]
+        return backend.as_type(call.whole(y), theta)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, hard_eval={self.hard_eval}"
+        straight = ", straight_through=True" if self.straight_through else ""
+        return f"{super().extra_repr()}, hard_eval={self.hard_eval}{straight}"
 
 
-class Sample(Relax):
+class Sample(_Selection):
     """The stochastic layer: a random feasible 0/1 selection forwards, the exact gradient of its mean backwards.
 
     Args:
@@ -158,6 +176,10 @@ class Sample(Relax):
     >>> layer(torch.zeros(3, 5)).sum(-1)
     tensor([2., 2., 2.])
     """
+
+    def __init__(self, constraint: Constraint | None, regularizer: Regularizer, hard_eval: bool = False) -> None:
+        super().__init__(constraint, regularizer)
+        self.hard_eval = hard_eval
 
     def forward(
         self,
@@ -176,6 +198,9 @@ class Sample(Relax):
         scores = backend.computable(call.theta)
         uniforms = backend.uniforms(generator if rng is None else rng, (1, *scores.shape), scores)
         return backend.as_type(call.whole(backend.rsample(scores, uniforms, *call.problem, None)[0]), theta)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, hard_eval={self.hard_eval}"
 
 
 class FenchelYoungLoss(_Selection):
@@ -206,3 +231,54 @@ class FenchelYoungLoss(_Selection):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, reduction={self.reduction}"
+
+
+class GammaSchedule:
+    """Lowers the gamma of all layers of a model, by the same factor in each step: from a soft selection, which learns
+    easily, to nearly the hard one that will be used.
+
+    Args:
+        model: a module with layers whose gamma is a number.
+        last: the gamma after the last step.
+        steps: how many calls of :meth:`step` there will be. More of them change nothing.
+
+    >>> import torch, knapgrad as kg
+    >>> layer = kg.torch.Relax(kg.TopK(2), kg.Gini(1.0))
+    >>> schedule = kg.torch.GammaSchedule(layer, last=0.01, steps=2)
+    >>> for epoch in range(3):
+    ...     print(round(layer.gamma, 6))
+    ...     schedule.step()
+    1.0
+    0.1
+    0.01
+    """
+
+    def __init__(self, model: nn.Module, last: float, steps: int) -> None:
+        check_positive(last)
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps must be a positive integer, got {steps!r}")
+        self.layers = [module for module in model.modules() if isinstance(module, _Selection)]
+        if not self.layers:
+            raise ValueError("model has no layers of knapgrad.torch whose gamma could be lowered")
+        if not all(isinstance(layer.gamma, float) for layer in self.layers):
+            raise ValueError("gamma must be a number in all layers, not a tensor or a parameter")
+        self.first: list[Any] = [layer.gamma for layer in self.layers]
+        self.last, self.steps, self.done = last, steps, 0
+
+    def step(self) -> None:
+        """Once per epoch, or per batch, after the optimizer's step."""
+        self.done = min(self.done + 1, self.steps)
+        self._set()
+
+    def _set(self) -> None:
+        for layer, first in zip(self.layers, self.first):
+            layer.gamma = first * (self.last / first) ** (self.done / self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("first", "last", "steps", "done")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["first"]) != len(self.layers):
+            raise ValueError(f"the state is of {len(state['first'])} layers, and the model has {len(self.layers)}")
+        self.first, self.last, self.steps, self.done = (state[name] for name in ("first", "last", "steps", "done"))
+        self._set()

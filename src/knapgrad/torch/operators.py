@@ -39,8 +39,13 @@ def _through_scale(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
     grad_theta = divide(grad, gamma)
     if not kept.wants_gamma:
         return {"theta": grad_theta}
-    grad_gamma = -(grad_theta * _finite(theta)).sum(-1) / gamma
-    return {"theta": grad_theta, "gamma": grad_gamma.sum_to_size(gamma.shape).to(gamma)}
+    grad_gamma = -(grad_theta * _finite(theta)).sum(-1, dtype=torch.float64) / gamma
+    return {"theta": grad_theta.to(theta.dtype), "gamma": grad_gamma.sum_to_size(gamma.shape).to(gamma)}
+
+
+def _precise(kept: Kept, x: Tensor) -> Tensor:
+    """In float64 if a derivative by gamma is wanted: it is a small difference of large terms."""
+    return x.double() if kept.wants_gamma else x
 
 
 def divide(x: Tensor, gamma: Any) -> Tensor:
@@ -92,12 +97,13 @@ def _selection(kept: Kept) -> Tensor:
 
 
 def _operator_backward(kept: Kept, grad_value: Tensor | None, grad_y: Tensor | None) -> dict[str, Tensor | None]:
-    grad = None
+    grad, theta = None, _precise(kept, kept.theta)
     if grad_value is not None:
-        y = _selection(kept)
+        is_kept = kept.y is not None and theta.dtype == kept.y.dtype
+        y = kept.y if is_kept else operator(theta, *kept.problem, True)[1]
         grad = grad_value.unsqueeze(-1).to(y.dtype) * y
     if grad_y is not None:
-        product = vjp(kept.theta, grad_y, *kept.problem)
+        product = vjp(theta, _precise(kept, grad_y), *kept.problem)
         grad = product if grad is None else grad + product
     return _through_scale(kept, grad)
 
@@ -145,7 +151,9 @@ vjp = define("vjp", Signature(own=("theta", "z")), fake=_like_theta, backward=_v
 
 
 def _surrogate_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
-    return _through_scale(kept, None if grad is None else vjp(kept.theta, grad.sum(0), *kept.problem))
+    if grad is None:
+        return {}
+    return _through_scale(kept, vjp(_precise(kept, kept.theta), _precise(kept, grad.sum(0)), *kept.problem))
 
 
 surrogate = define(
@@ -223,7 +231,8 @@ def _row_per_instance(theta: Tensor, *arguments: Any) -> Tensor:
 def _frontier_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
     if grad is None:
         return {}
-    return _through_scale(kept, frontier_vjp(kept.theta, grad.to(kept.theta.dtype), *kept.problem))
+    theta = _precise(kept, kept.theta)
+    return _through_scale(kept, frontier_vjp(theta, grad.to(theta.dtype), *kept.problem))
 
 
 frontier = define(
