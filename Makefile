@@ -26,7 +26,7 @@ demo: $(STAMP)  ## learn item values from observed decisions (under a minute)
 	$(BIN)/python examples/learn_from_decisions.py $(ARGS)
 
 test: $(STAMP)  ## run all tests and doctests; a file stays in one process, so that each kernel is compiled once
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)  ## check style
 	$(BIN)/ruff check .

@@ -1,8 +1,10 @@
 """A small vision transformer that reads only the tokens that fit into a budget, which differs from image to image.
 
-Each image has 16 tokens; blank ones are padding. A token has a cost, an image a budget, and a scorer learns which tokens
-to keep under it. Training is soft, use is hard, and the question is what the step from soft to hard costs: four ways to
-train are compared. The model is compiled, with constraints that are made from tensors inside of it.
+Each image has 16 tokens; blank ones are padding. A token has a cost, an image a budget, and a scorer learns which ones
+to keep. Training is soft, use is hard, and the question is what the step from soft to hard costs: four ways to train
+are compared. The model is compiled, with constraints that are made from tensors inside of it.
+
+    python examples/token_budget.py --help
 """
 
 from __future__ import annotations
@@ -12,16 +14,13 @@ import shutil
 import time
 from pathlib import Path
 
-import matplotlib
 import torch
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from tqdm import tqdm
 
 import knapgrad as kg
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
 
 TOKENS, PIXELS, WIDTH, LARGEST_BUDGET = 16, 4, 48, 40
 
@@ -46,7 +45,7 @@ def data(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 class TokenBudget(nn.Module):
-    """Scores tokens, keeps those that fit, and reads them by attention in which a token counts as much as it is kept."""
+    """Scores tokens, keeps those that fit, and reads them by attention; a token counts as much as it is kept."""
 
     def __init__(self, select: nn.Module) -> None:
         super().__init__()
@@ -118,17 +117,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--gamma", type=float, default=1.0, help="strength of the smoothing, at the start")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", help="of torch.compile; inductor where there is a C++ compiler, else aot_eager")
     parser.add_argument("--output", type=Path, default=Path("results"), help="folder of the picture")
     args = parser.parse_args()
-    backend = "inductor" if any(map(shutil.which, ("g++", "clang++", "c++"))) else "aot_eager"
+    if args.backend is None:
+        args.backend = "inductor" if any(map(shutil.which, ("g++", "clang++", "c++"))) else "aot_eager"
     rows = {}
     for name, (layer, last_gamma) in WAYS.items():
         torch.manual_seed(args.seed)
         begin, model = time.perf_counter(), TokenBudget(layer(args.gamma))
-        rows[name] = train(model, torch.compile(model, backend=backend, fullgraph=True), args, last_gamma)
+        rows[name] = train(model, torch.compile(model, backend=args.backend, fullgraph=True), args, last_gamma)
         soft, hard = (f"{100 * x:.1f}%" for x in rows[name])
         print(f"{name:24} {soft} as trained   {hard} hard   {time.perf_counter() - begin:.0f} s", flush=True)
-    figure, axis = plt.subplots(figsize=(6, 2.6), layout="constrained")
+    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    axis = figure.subplots()
     for shift, (label, values) in enumerate(zip(("as trained", "hard"), zip(*rows.values()))):
         axis.barh([i + 0.35 * shift for i in range(len(rows))], [100 * x for x in values], 0.35, label=label)
     axis.set(yticks=[i + 0.17 for i in range(len(rows))], yticklabels=list(rows), xlabel="accuracy on new images, %")

@@ -319,7 +319,7 @@ def _checked(theta: Any, constraint: Constraint) -> Backend:
     if theta.ndim == 0:
         raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
     check_constraint(constraint)
-    constraint.check(theta.shape)
+    constraint.check_once(theta.shape)
     return backend
 
 

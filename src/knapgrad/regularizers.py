@@ -60,11 +60,11 @@ class Regularizer(Value):
         if isinstance(gamma, (int, np.number)) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
             gamma = float(gamma)
         strength = gamma
-        if isinstance(gamma, float):
+        if isinstance(gamma, float) and backends.is_compiling():
+            torch: Any = backends.load("torch")
+            strength = torch.open_number(gamma)
+        elif isinstance(gamma, float):
             strength = np.asarray(gamma)
-            if backends.is_compiling():
-                torch: Any = backends.load("torch")
-                strength = torch.open_number(gamma)
         self._keep(gamma=gamma, _strength=strength)
 
     @staticmethod

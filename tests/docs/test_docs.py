@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
-
-import knapgrad as kg
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -20,18 +17,28 @@ PYEPO_EXAMPLE = ROOT / "examples" / "pyepo_knapsack.py"
 AUTOENCODER = ROOT / "examples" / "top_k_autoencoder.py"
 ALLOCATION = ROOT / "examples" / "bit_allocation.py"
 SPENDING = ROOT / "examples" / "spend_at_least.py"
+TOKENS = ROOT / "examples" / "token_budget.py"
 
 
 def blocks(document: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def run(*arguments: str, folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(Path(kg.__file__).parents[1])}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capsys, torch_threads):
+    """Runs an example in this process: starting one takes longer than most of them."""
+
+    def run(script: Path, *arguments: str, folder: Path) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+        monkeypatch.setattr(sys, "path", [str(script.parent), *sys.path])
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as error:
+            assert not error.code
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_the_readme_has_code():
@@ -57,65 +64,65 @@ def test_links_of_the_readme_point_at_files():
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
-def test_the_demo_explains_itself(tmp_path):
+def test_the_demo_explains_itself(tmp_path, run):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
-    text = run(str(DEMO), "--help", folder=tmp_path)
+    text = run(DEMO, "--help", folder=tmp_path)
     assert "usage" in text
     assert "--gamma" in text
 
 
-def test_the_demo_runs(tmp_path):
+def test_the_demo_runs(tmp_path, run):
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     small = ["--items", "6", "--train", "40", "--test", "20", "--epochs", "2", "--batch", "20"]
-    text = run(str(DEMO), *small, "--output", str(tmp_path / "results"), folder=tmp_path)
+    text = run(DEMO, *small, "--output", str(tmp_path / "results"), folder=tmp_path)
     assert "Fenchel-Young, Gini" in text
     assert list((tmp_path / "results").glob("*.png"))
 
 
-def test_the_jax_example_runs(tmp_path):
+def test_the_jax_example_runs(tmp_path, run):
     pytest.importorskip("equinox")
     pytest.importorskip("optax")
-    text = run(str(JAX_EXAMPLE), "--features", "8", "--samples", "40", "--steps", "3", folder=tmp_path)
+    text = run(JAX_EXAMPLE, "--features", "8", "--samples", "40", "--steps", "3", folder=tmp_path)
     assert "useful features kept" in text
 
 
-def test_the_pyepo_example_learns(tmp_path):
+def test_the_pyepo_example_learns(tmp_path, run):
     pytest.importorskip("pyepo")
-    text = run(str(PYEPO_EXAMPLE), folder=tmp_path)
+    text = run(PYEPO_EXAMPLE, folder=tmp_path)
     regrets = re.findall(r"(\w+) +([\d.]+)% before training +([\d.]+)% after", text)
     assert [name for name, _, _ in regrets] == ["shannon", "gini", "tsallis", "stage"]
     assert all(float(after) < 0.2 * float(before) for _, before, after in regrets)
     assert (tmp_path / "results" / "pyepo_knapsack.png").exists()
 
 
-def test_the_autoencoder_example_does_not_collapse(tmp_path):
+def test_the_autoencoder_example_does_not_collapse(tmp_path, run):
     """Without its prior, this seed recovers 31% of the digits, whatever the number of steps, and 49% with it."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     assert len(AUTOENCODER.read_text().splitlines()) < 100
-    text = run(str(AUTOENCODER), "--steps", "1500", "--seed", "2", folder=tmp_path)
+    text = run(AUTOENCODER, "--steps", "1500", "--seed", "2", folder=tmp_path)
     assert float(re.search(r"(\d+)% of the digits recovered", text)[1]) > 40
     assert (tmp_path / "results" / "top_k_autoencoder.png").exists()
 
 
-def test_the_spending_example_keeps_both_limits(tmp_path):
+def test_the_spending_example_keeps_both_limits(tmp_path, run):
     assert len(SPENDING.read_text().splitlines()) < 60
-    assert "--seed" in run(str(SPENDING), "--help", folder=tmp_path)
-    text = run(str(SPENDING), "--seed", "3", "--projects", "20", folder=tmp_path)
+    assert "--seed" in run(SPENDING, "--help", folder=tmp_path)
+    text = run(SPENDING, "--seed", "3", "--projects", "20", folder=tmp_path)
     free, bound = (float(share) for share in re.findall(r"([\d.]+)% +-?\d", text)[:2])
     assert free < 80 <= bound <= 100
 
 
-def test_the_allocation_example_agrees_with_highs_and_keeps_the_budget(tmp_path):
+def test_the_allocation_example_agrees_with_highs_and_keeps_the_budget(tmp_path, run):
     """It compares exact allocations with HiGHS and with the frontier by itself."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     assert len(ALLOCATION.read_text().splitlines()) < 150
-    assert "--budget" in run(str(ALLOCATION), "--help", folder=tmp_path)
-    text = run(str(ALLOCATION), "--epochs", "2", "--budget", "12500", folder=tmp_path)
+    assert "--budget" in run(ALLOCATION, "--help", folder=tmp_path)
+    text = run(ALLOCATION, "--epochs", "2", "--budget", "12500", folder=tmp_path)
     number = r" +([\d.,]+)"
     rows = re.findall(r"^(same bits|greedy|exact|learned)" + number * 2, text, re.MULTILINE)
     size, predicted = ({row[0]: float(row[i].replace(",", "")) for row in rows} for i in (1, 2))
@@ -124,3 +131,15 @@ def test_the_allocation_example_agrees_with_highs_and_keeps_the_budget(tmp_path)
     assert float(re.search("was" + number + " bytes at most", text)[1].replace(",", "")) <= 12500
     assert "exact = HiGHS = frontier" in text
     assert (tmp_path / "results" / "bit_allocation.png").exists()
+
+
+def test_the_token_example_keeps_budgets_and_compares_four_ways(tmp_path, run):
+    """It checks by itself that no image reads more than its budget."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    assert len(TOKENS.read_text().splitlines()) < 150
+    text = run(TOKENS, "--epochs", "1", "--batch", "256", "--backend", "aot_eager", folder=tmp_path)
+    rows = re.findall(r"^(.+?) +([\d.]+)% as trained +([\d.]+)% hard", text, re.MULTILINE)
+    assert [row[0] for row in rows] == ["relaxed", "relaxed, gamma lowered", "straight-through", "sampled"]
+    assert (tmp_path / "results" / "token_budget.png").exists()

@@ -382,3 +382,76 @@ def test_without_a_constraint_each_call_brings_one(kind):
 def test_a_gamma_with_history_is_refused():
     with pytest.raises(ValueError, match=r"gamma.*log_gamma"):
         kgt.Relax(kg.TopK(1), kg.Gini(nn.Parameter(torch.tensor(0.0)).exp()))
+
+
+# Changing gamma and the regularizer.
+
+
+def test_assigning_gamma_and_the_regularizer(kind):
+    module, theta = kind(kg.TopK(2), kg.Gini(2.0)), scores(3, 4)
+    module.gamma = 0.5
+    assert module.regularizer == kg.Gini(0.5) and module.gamma == 0.5
+    assert torch.equal(run(module, theta), run(kind(kg.TopK(2), kg.Gini(0.5)), theta))
+    module.regularizer = kg.Tsallis(0.2)
+    assert torch.equal(run(module, theta), run(kind(kg.TopK(2), kg.Tsallis(0.2)), theta))
+    module.regularizer = kg.Shannon(nn.Parameter(torch.tensor(0.3)))
+    assert list(dict(module.named_parameters())) == ["gamma"]
+    module.gamma = 0.4  # no parameter any more
+    assert not list(module.parameters()) and module.regularizer == kg.Shannon(0.4)
+    with pytest.raises(AttributeError, match="cannot be set"):
+        module.regularizer.gamma = 0.1
+    for wrong, error in ((-1.0, ValueError), ("soft", TypeError)):
+        with pytest.raises(error, match="gamma must be"):
+            module.gamma = wrong
+    with pytest.raises(TypeError, match="regularizer must be"):
+        module.regularizer = kg.Gini
+    assert module.regularizer == kg.Shannon(0.4)
+
+
+def test_modules_made_on_the_meta_device_load(kind):
+    state = kind(kg.Knapsack([2, 1], 3), kg.Gini()).state_dict()
+    with torch.device("meta"):
+        module = kind(kg.Knapsack([1, 1], 1), kg.Gini())
+    assert module.weights.is_meta
+    module.load_state_dict(state, assign=True)
+    assert module.constraint == kg.Knapsack([2, 1], 3) and torch.equal(module.weights, state["weights"])
+    theta = scores(3, 2)
+    assert torch.equal(run(module, theta), run(kind(kg.Knapsack([2, 1], 3), kg.Gini()), theta))
+
+
+# From soft to hard.
+
+
+@pytest.mark.parametrize("constraint", LIMITS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_straight_through_is_hard_forwards_and_relaxed_backwards(constraint, dtype):
+    limit, theta, z = LIMITS[constraint](), scores(3, 4).to(dtype), scores(3, 4, seed=1).to(dtype)
+    hard, soft = theta.clone().requires_grad_(), theta.clone().requires_grad_()
+    gammas = [nn.Parameter(torch.tensor(0.7, dtype=torch.float64)) for _ in range(2)]
+    y = kgt.Relax(limit, kg.Shannon(gammas[0]), straight_through=True)(hard)
+    assert torch.equal(y, kg.solve(theta, limit)) and y.dtype == dtype
+    found = torch.autograd.grad((y * z).sum(), [hard, gammas[0]])
+    expected = torch.autograd.grad((kg.relax(soft, limit, kg.Shannon(gammas[1])) * z).sum(), [soft, gammas[1]])
+    torch.testing.assert_close(found, expected)
+    assert found[0].abs().sum() > 0
+
+
+def test_a_schedule_lowers_gamma_by_the_same_factor():
+    model = nn.Sequential(kgt.Relax(kg.TopK(2), kg.Gini(1.0)), nn.Sequential(kgt.Sample(kg.TopK(1), kg.Gini(4.0))))
+    schedule, seen = kgt.GammaSchedule(model, last=0.01, steps=2), []
+    for _ in range(4):
+        seen.append([model[0].gamma, model[1][0].gamma])
+        schedule.step()
+    np.testing.assert_allclose(seen, [[1.0, 4.0], [0.1, 0.2], [0.01, 0.01], [0.01, 0.01]], rtol=1e-12)
+    other = nn.Sequential(kgt.Relax(kg.TopK(2), kg.Gini(1.0)), kgt.Relax(kg.TopK(2), kg.Gini(1.0)))
+    again = kgt.GammaSchedule(other, last=1.0, steps=1)
+    again.load_state_dict(schedule.state_dict())
+    assert other[0].gamma == model[0].gamma and again.state_dict() == schedule.state_dict()
+    with pytest.raises(ValueError, match="no layers"):
+        kgt.GammaSchedule(nn.Linear(2, 2), 0.1, 3)
+    with pytest.raises(ValueError, match="gamma must be a number"):
+        kgt.GammaSchedule(kgt.Relax(kg.TopK(2), kg.Gini(nn.Parameter(torch.tensor(1.0)))), 0.1, 3)
+    with pytest.raises(ValueError, match="steps must be"):
+        kgt.GammaSchedule(model, 0.1, 0)
+    with pytest.raises(ValueError, match="the state is of 2 layers"):
+        kgt.GammaSchedule(model[0], 0.1, 3).load_state_dict(schedule.state_dict())

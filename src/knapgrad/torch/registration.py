@@ -258,10 +258,10 @@ def run_kernel(name: str, at: int, *arguments: Any) -> Any:
 
 def _run_on_cpu(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
     given: list[Any] = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
-    if isinstance(given[at].weights, Tensor):
+    if type(given[at].weights) is not np.ndarray:
         given[at] = _in_numpy(given[at].resolved)
     results = getattr(numba, name)(*given)
-    if isinstance(results, tuple):
+    if type(results) is tuple:
         return tuple([torch.from_numpy(x) for x in results])
     return torch.from_numpy(results)
 

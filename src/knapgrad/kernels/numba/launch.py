@@ -5,15 +5,15 @@ Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma th
     near-ties.
 """
 
-import logging
 from functools import cache
 from math import prod
-from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 from knapgrad.kernels.numba import choice_paths, paths, threads, vector
 from knapgrad.kernels.numba.bands import COLUMNS, Batch, Scratch, measure, row_length
+from knapgrad.kernels.numba.entries import entry_of
 from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
 from knapgrad.kernels.numba.variants import direction_of, regularizer_of
 from knapgrad.lattice import tournament
@@ -21,42 +21,54 @@ from knapgrad.lattice import tournament
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
-_LONG = 1.0  # seconds of compiling that are mentioned
 _LARGEST_MEMO = 32  # shapes of batches
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
 
 
+class Layout(NamedTuple):
+    """A batch, in groups, with what is allocated for it. All but the arrays of the batch is kept with the lattice."""
+
+    batch: Batch
+    groups: int
+    cells: int  # of a table
+    row: int  # length of a row
+    steps: int
+    lanes: int
+
+
 def _layout(theta, lattice, gamma, keeps=True, complete=False, entries=None):
-    """The batch; the number of groups; the length of a table. What depends on the lattice is kept with it."""
-    n, shape = theta.shape[-1], theta.shape[:-1]
-    size = prod(shape)
-    theta = _ready(theta, size, n)
-    gamma = _per_instance(gamma.astype(np.float64, copy=False), shape)
-    key = shape, n, theta.itemsize, keeps, complete, entries
+    shape = theta.shape
+    theta = _ready(theta)
+    if theta.ndim != 2:
+        theta = theta.reshape(prod(shape[:-1]), shape[-1])
+    gamma = gamma if gamma.dtype == np.float64 else gamma.astype(np.float64)
+    gamma = _ready(gamma).reshape(1) if gamma.size == 1 else _per_instance(gamma, shape[:-1])
+    key = shape, theta.itemsize, keeps, complete, entries
     memo = lattice.memo
-    if key not in memo:
+    found = memo.get(key)
+    if found is None:
         if len(memo) > _LARGEST_MEMO:
             memo.clear()
-        memo[key] = _measured(theta, shape, lattice, gamma, keeps, complete, entries or lattice.options)
-    limits, constants, groups, cells = memo[key]
-    return Batch(theta, *limits, gamma, *constants), groups, cells
+        found = memo[key] = _measured(theta, shape, lattice, gamma, keeps, complete, entries or lattice.options)
+    weights, capacity, slack, constants, sizes = found
+    return Layout(Batch(theta, weights, capacity, slack, gamma, *constants), *sizes)
 
 
 def _measured(theta, shape, lattice, gamma, keeps, complete, entries):
-    """What a layout has of a lattice: weights, capacity and slack; the other numbers of a batch; groups and cells."""
+    """What a layout has of a lattice: weights, capacity and slack; the other numbers of a batch; those of a layout."""
     size, n = theta.shape
     weights, options = lattice.weights, lattice.options
     if weights.size != n:
-        weights = np.broadcast_to(weights, (*shape, n))
-    weights = _ready(weights, -(-weights.size // max(n, 1)), n)
-    slack = _ALL if lattice.slack is None else _per_instance(lattice.slack, shape)
+        weights = np.broadcast_to(weights, shape)
+    weights = _ready(weights).reshape(-(-weights.size // max(n, 1)), n)
+    slack = _ALL if lattice.slack is None else _per_instance(lattice.slack, shape[:-1])
     tree, margin, steps = None, 0, n
     if options:
         tree, margin, steps = _tree(options), lattice.heaviest, n // options
         if margin > lattice.reach:
             weights = np.minimum(weights, margin)
-    limits = weights, _per_instance(lattice.capacity, shape), slack
+    limits = weights, _per_instance(lattice.capacity, shape[:-1]), slack
     width, flags = vector.BYTES // theta.itemsize, (tree, options, entries, margin, keeps, complete)
     bands = np.empty((steps + 1, COLUMNS), np.int64)
     shared = weights.shape[0] == 1 and size > width // 4
@@ -64,33 +76,33 @@ def _measured(theta, shape, lattice, gamma, keeps, complete, entries):
         reach, cells = measure(Batch(theta, *limits, gamma, stride, *flags, 0), width, bands)
         if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
             break
-    return limits, (stride, *flags, reach), -(-size // stride), cells
+    constants = stride, *flags, reach
+    row = row_length.py_func(Batch(theta, *limits, gamma, *constants), width)
+    return *limits, constants, (-(-size // stride), cells, row, steps, width)
 
 
 _tree = cache(lambda options: tournament(options).reshape(-1))
 
 
-def _ready(array, *shape):
-    """Of that shape, C-contiguous and writeable: the one memory layout that the kernels are compiled for."""
-    flags = array.flags
-    if not (flags.c_contiguous and flags.writeable):
-        array = np.array(array, order="C")
-    return array.reshape(shape)
+def _ready(array):
+    """C-contiguous, aligned and writeable: the one memory layout that the kernels are compiled for."""
+    return array if array.flags.carray else np.array(array, order="C")
 
 
 def _per_instance(array, shape):
     """One number for all instances, or one per instance."""
-    return _ready(array if array.size == 1 else np.broadcast_to(array, shape), -1)
+    return _ready(array if array.size == 1 else np.broadcast_to(array, shape)).reshape(-1)
 
 
 def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, tables=0, table=None):
     """Runs a kernel over all groups, in slices, each thread in its own scratch."""
-    batch, groups, cells = layout
+    batch, groups, cells, row, steps, lanes = layout
     theta = batch.theta
-    n, width = theta.shape[1], vector.BYTES // theta.itemsize
-    row, slots, steps = row_length.py_func(batch, width), batch.options * width, n // max(batch.options, 1)
-    narrow = rows * row + 2 * n * width + tables * cells
-    sizes = (samples * width, row + n * width + slots, narrow + 4 * slots, cells)
+    n, slots = theta.shape[1], batch.options * lanes
+    narrow = rows * row + 2 * n * lanes + tables * cells
+    sizes = (samples * lanes, row + n * lanes + slots, narrow + 4 * slots, cells)
+    types = [x.dtype.char for x in arguments if isinstance(x, np.ndarray)]
+    call = entry_of(kernel, (*variants, theta.dtype.char, batch.options > 0, *types))
 
     def work(begin: int, end: int) -> None:
         try:
@@ -99,15 +111,9 @@ def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, ta
             raise _too_large(batch, error) from None
         bands = np.empty((steps + 1, COLUMNS), np.int64)
         scratch = Scratch(bands, states, wide, narrow, own_table if table is None else table)
-        kernel(*variants, batch, scratch, begin, end, *arguments)
+        call(*variants, batch, scratch, begin, end, *arguments)
 
-    known, begin = len(kernel.overloads), perf_counter()
-    threads.run(work, groups, weight * groups * cells / width * _NANOSECONDS_PER_VECTOR)
-    if len(kernel.overloads) > known and perf_counter() - begin > _LONG:
-        logging.getLogger("knapgrad").warning(
-            "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
-            kernel.__name__, theta.dtype, perf_counter() - begin,
-        )  # fmt: skip
+    threads.run(work, groups, weight * groups * cells / lanes * _NANOSECONDS_PER_VECTOR)
 
 
 def _too_large(batch, error: MemoryError) -> MemoryError:
@@ -141,9 +147,9 @@ def tabulate(theta, lattice, gamma, regularizer):
     layout = _layout(theta, lattice, gamma)
     value, y = _outputs(layout)
     try:
-        table = np.empty(layout[1:], theta.dtype)
+        table = np.empty((layout.groups, layout.cells), theta.dtype)
     except MemoryError as error:
-        raise _too_large(layout[0], error) from None
+        raise _too_large(layout.batch, error) from None
     _run(operator_kernel, [regularizer_of(regularizer)], layout, True, value, y, table=table)
     _check_feasible(value, lattice)
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table
@@ -166,7 +172,7 @@ def entropy_grad(theta, lattice, gamma, regularizer):
 
 def _tangent(direction, theta, z, lattice, gamma, regularizer, backwards, weight):
     layout = _layout(theta, lattice, gamma)
-    (value, product), z = _outputs(layout), _ready(z, *layout[0].theta.shape)
+    (value, product), z = _outputs(layout), _ready(z).reshape(layout.batch.theta.shape)
     tangent = np.empty_like(value)
     variants = [regularizer_of(regularizer), direction_of(direction)]
     _run(tangent_kernel, variants, layout, z, backwards, value, tangent, product, weight=weight, rows=4, tables=1)
@@ -179,7 +185,7 @@ def frontier(theta, lattice, gamma, regularizer):
     The capacity of the lattice is not used. Everything is in float64."""
     is_argmax = regularizer == "hard" and lattice.options
     layout = _complete(theta, lattice, gamma, keeps=False, entries=1 if is_argmax else None)
-    flat = layout[0].theta
+    flat = layout.batch.theta
     rows, nothing = np.empty((flat.shape[0], lattice.reach + 1)), flat[:0]
     if is_argmax:
         _run(choice_paths.solve_kernel, [regularizer_of("hard")], layout, np.empty(flat.shape[0]), nothing, rows)
@@ -191,8 +197,8 @@ def frontier(theta, lattice, gamma, regularizer):
 def frontier_vjp(theta, cotangent, lattice, gamma, regularizer):
     """The gradient (*batch, n) of the sum of those optima weighted by a cotangent (*batch, reach + 1)."""
     layout = _complete(theta, lattice, gamma)
-    y = np.empty_like(layout[0].theta)
-    cotangent = _ready(cotangent.astype(np.float64, copy=False), y.shape[0], lattice.reach + 1)
+    y = np.empty_like(layout.batch.theta)
+    cotangent = _ready(cotangent.astype(np.float64, copy=False)).reshape(y.shape[0], lattice.reach + 1)
     _run(frontier_kernel, [regularizer_of(regularizer)], layout, cotangent, True, cotangent, y)
     return y.reshape(theta.shape).astype(theta.dtype, copy=False)
 
@@ -206,7 +212,7 @@ def _complete(theta, lattice, gamma, **options):
 def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     layout, samples = _layout(theta, lattice, gamma), uniforms.shape[0]
-    flat = _ready(uniforms, samples, *layout[0].theta.shape)
+    flat = _ready(uniforms).reshape(samples, *layout.batch.theta.shape)
     value, y = np.zeros(flat.shape[1]), np.empty_like(flat)
     variants, arguments = [regularizer_of(regularizer)], (table is not None, flat, value, y)
     kernel = (choice_paths if lattice.options else paths).sample_kernel
@@ -252,9 +258,9 @@ def _log_prob(theta, y, cotangent, lattice, gamma, regularizer, table):
     layout, samples, backwards = _layout(theta, lattice, gamma), y.shape[0], cotangent is not None
     value, gradient = _outputs(layout)
     value[:] = 0.0
-    flat = _ready(y, samples, *gradient.shape)
+    flat = _ready(y).reshape(samples, *gradient.shape)
     result = np.zeros(flat.shape[:2], theta.dtype)
-    cotangent = _ready(cotangent, *result.shape) if backwards else result
+    cotangent = _ready(cotangent).reshape(result.shape) if backwards else result
     variants, arguments = [regularizer_of(regularizer)], (
         table is not None, flat, cotangent, backwards, value, result, gradient,
     )  # fmt: skip
@@ -265,5 +271,5 @@ def _log_prob(theta, y, cotangent, lattice, gamma, regularizer, table):
 
 
 def _outputs(layout):
-    theta = layout[0].theta
+    theta = layout.batch.theta
     return np.empty(theta.shape[0]), np.empty_like(theta)

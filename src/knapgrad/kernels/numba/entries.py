@@ -1,0 +1,36 @@
+"""Calls of compiled kernels that skip Numba's dispatcher, which looks at the type of every argument, for as long as a
+small kernel runs.
+
+What it finds after that look is private to Numba. Where a version does not have it, the dispatcher is called.
+"""
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from numba import typeof
+
+_LONG = 1.0  # seconds of compiling that are mentioned
+_entries: dict[Any, Callable[..., None]] = {}
+
+
+def entry_of(kernel: Any, types: tuple[Any, ...]) -> Callable[..., None]:
+    """What to call in place of a kernel, for arguments whose types are told apart by ``types``."""
+    return _entries.get((kernel, types)) or _first_call(kernel, types)
+
+
+def _first_call(kernel: Any, types: tuple[Any, ...]) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        known, begin = len(kernel.overloads), perf_counter()
+        kernel(*arguments)
+        seconds = perf_counter() - begin
+        if len(kernel.overloads) > known and seconds > _LONG:
+            logging.getLogger("knapgrad").warning(
+                "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
+                kernel.__name__, ", ".join(str(x) for x in types if isinstance(x, str)), seconds,
+            )  # fmt: skip
+        found = kernel.overloads.get(tuple(map(typeof, arguments)))
+        _entries[kernel, types] = getattr(found, "entry_point", kernel)
+
+    return call
