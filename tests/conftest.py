@@ -21,6 +21,8 @@ def _interpret_triton() -> None:
             os.environ["TRITON_INTERPRET"] = "1"
 
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers have a core each; threads that wait for one another take much longer
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 _interpret_triton()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
 

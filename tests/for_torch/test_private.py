@@ -68,3 +68,12 @@ def test_eager_calls_run_the_kernel_itself(monkeypatch):
     monkeypatch.setattr(registration.private, "is_plain", lambda *a: found.append(plain(*a)) or found[-1])
     kg.relax(THETA, BUDGET, kg.Gini())
     assert found == [True]
+
+
+def test_a_profile_names_the_operations():
+    theta = THETA.clone().requires_grad_()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        kg.relax(theta, BUDGET, kg.Gini()).square().sum().backward()
+        kg.solve(THETA, BUDGET)
+    names = {event.key for event in profile.key_averages()}
+    assert {"knapgrad::value_and_relax", "knapgrad::vjp", "knapgrad::solve"} <= names

@@ -50,7 +50,7 @@ def frontier(theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> T
 def is_floating(x: Tensor) -> bool:
     if not (x.is_cpu or x.is_cuda or x.is_meta):
         raise NotImplementedError(f"theta is on {x.device}, and knapgrad runs on CPU and CUDA devices; use theta.cpu()")
-    if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise NotImplementedError("knapgrad's operations cannot be traced by torch.jit; use torch.export")
     return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
