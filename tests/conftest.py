@@ -38,7 +38,7 @@ settings.register_profile(
     "knapgrad",
     derandomize=True,
     deadline=None,  # the first call of a kernel compiles it
-    max_examples=15,
+    max_examples=10,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -72,7 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             every = marker.args[0]
         elif is_row and row.is_jax and len(parameters) > 1:
             marker = item.get_closest_marker("thinned_where_compiled")
-            every = (4 * marker.args[0] if marker else 2) * (3 if row.name == "jax-x64" else 1)
+            every = (4 * marker.args[0] if marker else 4) * (3 if row.name == "jax-x64" else 1)
+        elif is_row and row.name == "torch" and len(parameters) > 1:
+            every = 2  # on the CPU it runs the kernels of NumPy
         if every > 1 and not config.getoption("--all-cases"):
             # count the cases of each value of the first parameter from another start
             table = item.nodeid.split("[")[0], row.name if is_row else ""

@@ -113,6 +113,7 @@ def test_the_table_has_every_pair():
         assert {*zip(columns[1], kinds)} == {(name, kind) for name in columns[1] for kind in kinds}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("options, regularizer, dtype, own, least", TABLE)
 def test_every_function_is_the_specification(options, regularizer, dtype, own, least):
     """All in one compiled function, which is given everything but the regularizer; with float32, x64 is off."""

@@ -69,6 +69,7 @@ CHANGING: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("operation", [kg.relax, kg.value, kg.entropy], ids=lambda operation: operation.__name__)
 @pytest.mark.parametrize("what", CHANGING)
 def test_a_new_number_is_no_new_graph(what, operation):
@@ -173,7 +174,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("what", INSIDE)
 def test_a_constraint_made_inside_is_the_one_made_outside(what, operation):

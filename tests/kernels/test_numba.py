@@ -194,7 +194,7 @@ def test_many_samples_against_the_reference(size, regularizer, kind):
             np.testing.assert_array_equal(drawn[s, b], expected)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("size", [1, 7, 15, 16, 17, 33])
 @pytest.mark.parametrize("n", [1, 2, 3, 17])
 def test_small_sizes_against_the_reference(n, size, regularizer, constraint):

@@ -43,6 +43,7 @@ def instances(theta: np.ndarray, lattice: Lattice) -> Iterator[tuple[np.ndarray,
         yield row, Lattice(own, c, s, c, 0, lattice.options)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("size, own", [(1, False), (3, True), (8, False), (11, False)])
 @pytest.mark.parametrize("groups, options", [(1, 2), (5, 1), (4, 3), (3, 8), (6, 5)])
 @pytest.mark.parametrize("least, optional", [(False, False), (True, False), (True, True)])

@@ -101,6 +101,7 @@ def operations(theta: Any, constraint: Any, smoothing: Any) -> Any:
     }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "regularizer, constraint, rows",
     [

@@ -47,7 +47,7 @@ def one_row(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 CASES = ["a least weight", "k for each instance", "no batch"]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("edge", CASES)
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "jax-x64"])
 def test_every_operation(name, edge, one_row):
