@@ -9,6 +9,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from numba import typeof
 
 _LONG = 1.0  # seconds of compiling that are mentioned
@@ -28,7 +29,7 @@ def _first_call(kernel: Any, types: tuple[Any, ...]) -> Callable[..., None]:
         if len(kernel.overloads) > known and seconds > _LONG:
             logging.getLogger("knapgrad").warning(
                 "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
-                kernel.__name__, ", ".join(str(x) for x in types if isinstance(x, str)), seconds,
+                kernel.__name__, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds,
             )  # fmt: skip
         found = kernel.overloads.get(tuple(map(typeof, arguments)))
         _entries[kernel, types] = getattr(found, "entry_point", kernel)
