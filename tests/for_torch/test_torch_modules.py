@@ -15,6 +15,7 @@ import knapgrad as kg
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
+from torch.nn.utils.parametrize import register_parametrization  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
 
@@ -406,6 +407,32 @@ def test_assigning_gamma_and_the_regularizer(kind):
     with pytest.raises(TypeError, match="regularizer must be"):
         module.regularizer = kg.Gini
     assert module.regularizer == kg.Shannon(0.4)
+
+
+class Exp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        return x.log()
+
+
+def test_a_gamma_that_torch_computes(kind):
+    """By a parametrization, and in the copies of nn.DataParallel, whose parameters are plain tensors."""
+    theta = scores(3, 4)
+    module = kind(kg.TopK(2), kg.Shannon(nn.Parameter(torch.tensor(0.3, dtype=torch.float64))))
+    expected = run(module, theta)
+    replica = module._replicate_for_data_parallel()
+    replica.gamma = module.gamma * 1
+    assert torch.equal(run(replica, theta), expected)
+    register_parametrization(module, "gamma", Exp())
+    torch.testing.assert_close(run(module, theta), expected)
+    with torch.no_grad():
+        module.parametrizations.gamma.original.add_(1)
+    torch.testing.assert_close(run(module, theta), run(kind(kg.TopK(2), kg.Shannon(0.3 * np.e)), theta))
+    if kind is not kgt.Sample:
+        run(module, theta.requires_grad_()).sum().backward()
+        assert module.parametrizations.gamma.original.grad is not None
 
 
 def test_modules_made_on_the_meta_device_load(kind):

@@ -54,7 +54,9 @@ class _Selection(nn.Module):
     @property
     def regularizer(self) -> Regularizer:
         """The smoothing, with the gamma that it has now. To change it, assign another one, or a number to ``gamma``."""
-        gamma = self._parameters.get("gamma", self._buffers.get("gamma"))
+        gamma: Any = self._parameters.get("gamma", self._buffers.get("gamma"))
+        if gamma is None and isinstance(self._regularizer._strength, Tensor):
+            gamma = self.gamma  # computed, by torch.nn.utils.parametrize
         return self._regularizer if gamma is None else type(self._regularizer)(gamma)
 
     @regularizer.setter
@@ -77,7 +79,9 @@ class _Selection(nn.Module):
             self.__dict__["gamma"] = gamma
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "gamma":
+        if name == "gamma" and isinstance(value, Tensor) and value.grad_fn is not None:  # of a copy on another device
+            self._buffers["gamma"] = value
+        elif name == "gamma":
             self.regularizer = type(self._regularizer)(value)
         else:
             super().__setattr__(name, value)
