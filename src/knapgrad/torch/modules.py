@@ -116,7 +116,22 @@ def _arrays_of(constraint: Constraint | None) -> dict[str, Any]:
     return {name: x for name, x in arguments.items() if isinstance(x, np.ndarray)}
 
 
-class Relax(_Selection):
+class _Layer(_Selection):
+    """With ``hard_eval``, the exact selection in eval mode."""
+
+    def __init__(self, constraint: Constraint | None, regularizer: Regularizer, hard_eval: bool = False) -> None:
+        super().__init__(constraint, regularizer)
+        self.hard_eval = hard_eval
+
+    @property
+    def _is_hard(self) -> bool:
+        return self.hard_eval and not self.training
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, hard_eval={self.hard_eval}"
+
+
+class Relax(_Layer):
     """The relaxed selection as a layer: ``(*batch, n) -> (*batch, n)``, with its exact gradient.
 
     Args:
@@ -144,13 +159,13 @@ class Relax(_Selection):
         *,
         straight_through: bool = False,
     ) -> None:
-        super().__init__(constraint, regularizer)
-        self.hard_eval, self.straight_through = hard_eval, straight_through
+        super().__init__(constraint, regularizer, hard_eval)
+        self.straight_through = straight_through
 
     def forward(self, theta: Tensor, constraint: Constraint | None = None) -> Tensor:
         """The selection. A ``constraint`` given here, for example one per instance, replaces the module's."""
         constraint = self._in_force(constraint)
-        if self.hard_eval and not self.training:
+        if self._is_hard:
             return ops.solve(theta, constraint)
         if not self.straight_through:
             return ops.relax(theta, constraint, self.regularizer)
@@ -160,11 +175,10 @@ class Relax(_Selection):
         return backend.as_type(call.whole(y), theta)
 
     def extra_repr(self) -> str:
-        straight = ", straight_through=True" if self.straight_through else ""
-        return f"{super().extra_repr()}, hard_eval={self.hard_eval}{straight}"
+        return super().extra_repr() + (", straight_through=True" if self.straight_through else "")
 
 
-class Sample(_Selection):
+class Sample(_Layer):
     """The stochastic layer: a random feasible 0/1 selection forwards, the exact gradient of its mean backwards.
 
     Args:
@@ -181,10 +195,6 @@ class Sample(_Selection):
     tensor([2., 2., 2.])
     """
 
-    def __init__(self, constraint: Constraint | None, regularizer: Regularizer, hard_eval: bool = False) -> None:
-        super().__init__(constraint, regularizer)
-        self.hard_eval = hard_eval
-
     def forward(
         self,
         theta: Tensor,
@@ -196,15 +206,12 @@ class Sample(_Selection):
         """The selection. A ``constraint`` given here, for example one per instance, replaces the module's.
         ``generator`` is another name of ``rng``."""
         constraint = self._in_force(constraint)
-        if self.hard_eval and not self.training:
+        if self._is_hard:
             return ops.solve(theta, constraint)
         call = ops.prepare(theta, constraint, self.regularizer)
         scores = backend.computable(call.theta)
         uniforms = backend.uniforms(generator if rng is None else rng, (1, *scores.shape), scores)
         return backend.as_type(call.whole(backend.rsample(scores, uniforms, *call.problem, None)[0]), theta)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, hard_eval={self.hard_eval}"
 
 
 class FenchelYoungLoss(_Selection):
