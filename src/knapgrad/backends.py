@@ -36,6 +36,10 @@ class Backend(Protocol):
         """The smoothed optimum (*batch,), and the relaxed selection (*batch, n), or anything if not ``relaxed``."""
         ...
 
+    def relax(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str, /) -> Any:
+        """The relaxed selection (*batch, n) alone."""
+        ...
+
     def entropy(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str, /) -> Any:
         """(*batch,)"""
         ...

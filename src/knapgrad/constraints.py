@@ -499,7 +499,7 @@ class MultipleChoice(Weighted):
                 capacity = np.asarray(capacity)
                 if (capacity < 0).any():  # nothing is feasible
                     slack = np.where(capacity < 0, -1, capacity if slack is None else slack)
-                    capacity = np.maximum(capacity, 0)
+                    capacity = np.asarray(np.maximum(capacity, 0))
         return lattice_of(weights, capacity, slack, bound, 0 if self._is_knapsack else self._columns)
 
     def flat(self, backend: backends.Backend, x: Any, is_selection: bool = False) -> Any:

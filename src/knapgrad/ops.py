@@ -86,7 +86,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     array([0., 1., 1.])
     """
     call = prepare(theta, constraint, regularizer)
-    _, y = call.backend.operator(call.backend.computable(call.theta), *call.problem, True)
+    y = call.backend.relax(call.backend.computable(call.theta), *call.problem)
     return call.backend.as_type(call.whole(y), theta)
 
 

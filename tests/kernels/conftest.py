@@ -18,10 +18,10 @@ def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = threads.scratch
 
     def poisoned(*arguments: Any) -> Any:
-        buffers = plain(*arguments)
-        for buffer in buffers:
+        memory = plain(*arguments)
+        for buffer in memory.buffers:
             buffer.fill(np.nan if buffer.dtype.kind == "f" else 1)
-        return buffers
+        return memory
 
     monkeypatch.setattr(threads, "scratch", poisoned)
 

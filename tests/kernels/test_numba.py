@@ -129,7 +129,8 @@ def bands_of(batch: Batch, dtype: str, in_lanes: bool) -> np.ndarray:
     assert size <= (width if in_lanes else 1)
     slack = None if batch.at_least is None else batch.capacity - batch.at_least
     whole = Lattice(batch.weights, batch.capacity, slack, 0, 0)  # no capacity is cut to the total weight
-    group = launch._layout(batch.theta.astype(dtype), whole, UNIT)[0]._replace(stride=width if in_lanes else 1)
+    theta = batch.theta.astype(dtype)
+    group = launch._batch(theta, whole, True, False, 0)[0]._replace(theta=theta, stride=width if in_lanes else 1)
     found = np.full((n + 1, bands.COLUMNS), -(10**6))
     reach, cells = bands.measure(group, width, found)
     assert reach == batch.capacity.max() and cells == (found[:n, bands.END] * width).sum()

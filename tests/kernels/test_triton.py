@@ -55,13 +55,16 @@ class Limits:
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Limits]:
     """Limits to set; and scratch that is all NaN: a cell that is read must have been written."""
-    new_empty, empty_like = Tensor.new_empty, torch.empty_like
+    new_empty, empty_like, empty = Tensor.new_empty, torch.empty_like, torch.empty
 
     def poisoned(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.uint8:
+            return tensor.fill_(255)  # such floats are NaN
         return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: poisoned(new_empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poisoned(empty_like(*a, **k)))
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poisoned(empty(*a, **k)))
     plan.plan.cache_clear()
     yield Limits(monkeypatch)
     monkeypatch.undo()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import knapgrad as kg
-from knapgrad.kernels.numba import entries
+from knapgrad.kernels.numba import entries, launch
 from knapgrad.kernels.numba.variants import regularizer_of
 
 
@@ -25,10 +25,10 @@ def test_warmup_compiles_what_calls_need_and_draws_nothing(backend, monkeypatch)
     if backend.is_jax or backend.name == "cuda":
         return
 
-    def refuse(kernel, types):
+    def refuse(kernel, types, arguments):
         raise AssertionError(f"{kernel.__name__} was not called by warmup for {types}")
 
-    monkeypatch.setattr(entries, "_first_call", refuse)
+    monkeypatch.setattr(launch, "call_first", refuse)
     scores, limit = backend.asarray(np.zeros((4, 3)), "float32"), kg.Knapsack([1, 1, 1], 2)
     y = kg.solve(scores, limit)
     kg.sample(scores, limit, kg.Gini(), rng=backend.rng(0))
@@ -37,7 +37,7 @@ def test_warmup_compiles_what_calls_need_and_draws_nothing(backend, monkeypatch)
     kg.log_prob(scores, y, limit, kg.Gini())
     with pytest.raises(AssertionError, match="was not called"):
         monkeypatch.setattr(entries, "_entries", {})
-        kg.relax(scores, limit, kg.Gini())
+        kg.relax(scores, kg.Knapsack([1, 1, 1], 2), kg.Gini())
 
 
 class Kernel:
@@ -60,8 +60,9 @@ def test_a_first_call_that_waits_for_the_compiler_says_so_once(limit, said, monk
     monkeypatch.setattr(entries, "_entries", {})
     kernel = Kernel()
     with caplog.at_level(logging.WARNING, "knapgrad"):
-        for _ in range(2):
-            entries.entry_of(kernel, (regularizer_of("gini"), "f"))(1, 2)
+        types = regularizer_of("gini"), "f"
+        entries.call_first(kernel, types, (1, 2))
+        entries.entry_of(kernel, types)(1, 2)
     assert kernel.calls == [(1, 2)] * 2  # a kernel without the private entry is called as it is
     assert [record.name for record in caplog.records] == ["knapgrad"] * said
     assert all("some_kernel" in record.getMessage() and "warmup" in record.getMessage() for record in caplog.records)

@@ -41,6 +41,10 @@ def operator(theta: Array, lattice: Lattice, gamma: Any, regularizer: str, relax
     return _value(regularizer, theta, lattice, gamma), None
 
 
+def relax(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
+    return _operator(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))[1]
+
+
 def entropy(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
     return _entropy(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))
 

@@ -13,6 +13,7 @@ from knapgrad.kernels.numba import entropy as entropy
 from knapgrad.kernels.numba import frontier as frontier
 from knapgrad.kernels.numba import log_prob as log_prob
 from knapgrad.kernels.numba import operator as operator
+from knapgrad.kernels.numba import relax as relax
 from knapgrad.kernels.numba import sample as sample
 from knapgrad.kernels.numba import solve as solve
 from knapgrad.lattice import Lattice

@@ -16,6 +16,7 @@ from knapgrad.regularizers import Regularizer
 from knapgrad.torch import operators, private
 from knapgrad.torch.operators import entropy as entropy
 from knapgrad.torch.operators import operator as operator
+from knapgrad.torch.operators import relax as relax
 from knapgrad.torch.registration import as_tensor, open_integer
 
 where, broadcast_to, concatenate = torch.where, torch.broadcast_to, torch.cat
@@ -156,6 +157,10 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
 
 def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
     """On a device, the arrays are kept with the constraint: copying them in every call would wait for the device."""
+    if theta.is_cuda and not torch.compiler.is_compiling():
+        copies, key = constraint.copies, (theta.device.index, theta.shape[-1])
+        if key in copies and (*key, "copied") not in copies:
+            return copies[key]
     plain = constraint.lattice(theta.shape[-1])
     if torch.compiler.is_compiling() and not isinstance(plain.weights, np.ndarray):
         return _traced(plain, theta.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from knapgrad.torch import private
-from knapgrad.torch.registration import Kept, Signature, define, run_kernel
+from knapgrad.torch.registration import Kept, Signature, define, kernel_of
 
 
 def no_derivative(what: str) -> NotImplementedError:
@@ -50,9 +50,9 @@ def _precise(kept: Kept, x: Tensor) -> Tensor:
 
 def divide(x: Tensor, gamma: Any) -> Tensor:
     """x (*batch, n) / gamma."""
-    if not isinstance(gamma, Tensor) and np.ndim(gamma) == 0:
+    if isinstance(gamma, float) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
         number = float(gamma)
-        return x if number == 1 else x / number
+        return x if number == 1.0 else x / number
     return x / _per_item(torch.as_tensor(gamma).to(x.dtype))
 
 
@@ -108,13 +108,18 @@ def _operator_backward(kept: Kept, grad_value: Tensor | None, grad_y: Tensor | N
     return _through_scale(kept, grad)
 
 
-def _operator_jvp(kept: Kept, tangents: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    theta, gamma, y = kept.theta, kept.gamma, _selection(kept)
+def _tangent(kept: Kept, tangents: dict[str, Any]) -> Tensor:
+    """Of theta / gamma."""
+    theta, gamma = kept.theta, kept.gamma
     tangent = torch.zeros_like(theta) if tangents["theta"] is None else divide(tangents["theta"], gamma)
-    if tangents["gamma"] is not None:
-        relative = _per_item((tangents["gamma"] / gamma).to(theta.dtype))
-        tangent = tangent - divide(_finite(theta), gamma) * relative
-    return (y * tangent).sum(-1).double(), vjp(theta, tangent, *kept.problem)
+    if tangents["gamma"] is None:
+        return tangent
+    return tangent - divide(_finite(theta), gamma) * _per_item((tangents["gamma"] / gamma).to(theta.dtype))
+
+
+def _operator_jvp(kept: Kept, tangents: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    tangent = _tangent(kept, tangents)
+    return (_selection(kept) * tangent).sum(-1).double(), vjp(kept.theta, tangent, *kept.problem)
 
 
 operator = define(
@@ -135,6 +140,28 @@ recall = define(
 )
 
 
+# relax: the same, without the value.
+
+
+def _relax_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
+    if grad is None:
+        return {}
+    return _through_scale(kept, vjp(_precise(kept, kept.theta), _precise(kept, grad), *kept.problem))
+
+
+def _relax_jvp(kept: Kept, tangents: dict[str, Any]) -> Tensor:
+    return vjp(kept.theta, _tangent(kept, tangents), *kept.problem)
+
+
+relax = define(
+    "relax",
+    Signature(),
+    fake=_like_theta,
+    backward=_relax_backward,
+    jvp=_relax_jvp,
+)
+
+
 # vjp: the Hessian of value at gamma = 1 times z, linear and symmetric in z.
 
 
@@ -150,18 +177,12 @@ vjp = define("vjp", Signature(own=("theta", "z")), fake=_like_theta, backward=_v
 # surrogate: a copy of selections y (samples, *batch, n) forwards, the VJP of relax backwards: a stochastic layer.
 
 
-def _surrogate_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
-    if grad is None:
-        return {}
-    return _through_scale(kept, vjp(_precise(kept, kept.theta), _precise(kept, grad.sum(0)), *kept.problem))
-
-
 surrogate = define(
     "surrogate",
     Signature(own=("theta", "y"), sampled=("y",), samples=True),
     fake=_like_second,
     kernel=lambda theta, y, *_: y.clone(memory_format=torch.contiguous_format),
-    backward=_surrogate_backward,
+    backward=lambda kept, grad: _relax_backward(kept, None if grad is None else grad.sum(0)),
 )
 
 
@@ -224,6 +245,9 @@ entropy_grad = define("entropy_grad", Signature(), fake=_like_theta, backward=_r
 # frontier: the values at all capacities.
 
 
+_frontier_kernel = kernel_of("frontier", 1)
+
+
 def _row_per_instance(theta: Tensor, *arguments: Any) -> Tensor:
     return theta.new_empty((*theta.shape[:-1], arguments[-1]), dtype=torch.float64)
 
@@ -239,7 +263,7 @@ frontier = define(
     "frontier",
     Signature(options={"length": "SymInt"}),
     fake=_row_per_instance,
-    kernel=lambda *arguments: run_kernel("frontier", 1, *arguments[:-1]),
+    kernel=lambda *arguments: _frontier_kernel(*arguments[:-1]),
     backward=_frontier_backward,
 )
 frontier_vjp = define(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,7 +104,6 @@ def open_integer(x: Any) -> Tensor:
     return x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.int64)
 
 
-_SAVED = object()  # stands for a tensor that autograd keeps
 Kept = SimpleNamespace  # what an operator keeps for its derivative, by name
 
 
@@ -127,7 +125,7 @@ def define(
         fake: the shapes of the results, from the arguments.
         kernel: what to run on every device; None for the kernel of that name on each.
         keep: arguments that the derivative needs, besides ``problem``: lattice, gamma and regularizer.
-        keep_of: ``(output, **options) -> what else it needs``.
+        keep_of: ``(output, **options) -> what else it needs``, tensors or None.
         backward: ``(kept, *grads) -> gradients by name of the argument``. ``kept.wants_theta`` and ``kept.wants_gamma``
             say which are needed.
         jvp: ``(kept, tangents by name) -> tangents of the results``.
@@ -135,8 +133,8 @@ def define(
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, signature.schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
     label = "knapgrad::value_and_relax" if name == "operator" else qualified  # in a profile
-    at = len(signature.own)
-    run = kernel or partial(run_kernel, name, at)
+    at, end = len(signature.own), len(signature.own) + (2 if signature.smoothed else 1)  # theta .., lattice, gamma
+    run = kernel or kernel_of(name, at)
 
     def of_flat(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *flat: function(*signature.whole(flat))
@@ -149,11 +147,7 @@ def define(
 
     def run_plain(*arguments: Any) -> Any:
         """Calls the kernel directly, if the dispatcher would do nothing else."""
-        lattice, device = arguments[at], arguments[0].device.type
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
-        if isinstance(lattice.weights, Tensor):
-            tensors += [x for x in (lattice.weights, lattice.capacity, lattice.slack) if x is not None]
-        if device in _DEVICES and private.is_plain(tensors, device):
+        if private.is_plain(arguments[:end]):  # options are tensors of ours
             if private.is_profiling():
                 with torch.profiler.record_function(label):  # as the dispatcher would
                     return run(*arguments)
@@ -187,7 +181,7 @@ def define(
             return operator(*signature.flat(arguments))
         if private.is_transforming():
             return functional.apply(*signature.flat(arguments))
-        if torch.is_grad_enabled() or private.is_forward_mode():
+        if (torch.is_grad_enabled() and _requires_grad(arguments[:end])) or private.is_forward_mode():
             return eager(*arguments)
         return run_plain(*arguments)
 
@@ -208,9 +202,8 @@ class _Derivative:
     ) -> None:
         self.names, self.keep_of, self._backward, self._jvp = names, keep_of, backward, jvp
         always = ("lattice", *_LATTICE, *_SMOOTHING)
-        self.kept = [position for position, name in enumerate(names) if name in keep or name in always]
-        self.kept_names = [names[position] for position in self.kept]
-        self.options = [(position, name) for position, name in enumerate(names) if name in options]
+        self.kept = [(name, position) for position, name in enumerate(names) if name in keep or name in always]
+        self.options = [(name, position) for position, name in enumerate(names) if name in options]
         self.gamma = names.index("gamma")
 
     @property
@@ -219,22 +212,29 @@ class _Derivative:
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps tensors by autograd's rules, the rest as it is."""
-        values, names = [inputs[position] for position in self.kept], self.kept_names
+        plain, names, tensors = {}, [], []
+        for name, position in self.kept:
+            x = inputs[position]
+            if isinstance(x, Tensor):
+                names.append(name)
+                tensors.append(x)
+            else:
+                plain[name] = x
         if self.keep_of is not None:
-            more = self.keep_of(output, **{name: inputs[position] for position, name in self.options})
-            values, names = values + list(more.values()), names + list(more)
-        tensors = [x for x in values if isinstance(x, Tensor)]
-        ctx.kept_names, ctx.kept_values = names, [_SAVED if isinstance(x, Tensor) else x for x in values]
+            more = self.keep_of(output, **{name: inputs[position] for name, position in self.options})
+            plain |= {name: x for name, x in more.items() if x is None}
+            names += [name for name, x in more.items() if x is not None]
+            tensors += [x for x in more.values() if x is not None]
+        ctx.plain, ctx.names = plain, names
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         if private.is_forward_mode():  # only then: it makes a cycle that would keep the output until it is collected
             ctx.save_for_forward(*tensors)
 
     def restore(self, ctx: Any) -> Kept:
-        tensors, kept = iter(ctx.saved_tensors), Kept()
+        kept = Kept(**ctx.plain)
         attributes = kept.__dict__
-        for name, x in zip(ctx.kept_names, ctx.kept_values):
-            attributes[name] = next(tensors) if x is _SAVED else x
+        attributes.update(zip(ctx.names, ctx.saved_tensors))
         if "lattice" not in attributes:
             kept.lattice = _lattice(*(attributes[name] for name in _LATTICE))
         kept.problem = kept.lattice, kept.gamma, kept.regularizer
@@ -244,10 +244,17 @@ class _Derivative:
         kept, needed = self.restore(ctx), ctx.needs_input_grad
         kept.wants_theta, kept.wants_gamma = needed[0], needed[self.gamma]
         found = self._backward(kept, *grads)
-        return tuple([found.get(name) for name in self.names])
+        return tuple(map(found.get, self.names))
 
     def jvp(self, ctx: Any, *tangents: Any) -> Any:
         return self._jvp(self.restore(ctx), dict(zip(self.names, tangents)))  # type: ignore[misc]
+
+
+def _requires_grad(arguments: tuple[Any, ...]) -> bool:
+    for x in arguments:  # noqa: SIM110  a generator would take longer than the rest
+        if isinstance(x, Tensor) and x.requires_grad:
+            return True
+    return False
 
 
 def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.autograd.Function]:
@@ -255,19 +262,20 @@ def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.aut
     return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
 
 
-def run_kernel(name: str, at: int, *arguments: Any) -> Any:
-    """Runs the kernel of that name, which takes the lattice as its at-th argument, where theta is."""
-    return (_run_on_cpu if arguments[0].is_cpu else _run_on_cuda)(name, at, arguments)
+def kernel_of(name: str, at: int) -> Callable[..., Any]:
+    """The kernel of that name, which takes the lattice as its at-th argument, on the device of theta."""
+    on_cpu = getattr(numba, name)
 
+    def run(*arguments: Any) -> Any:
+        if not arguments[0].is_cpu:
+            return _run_on_cuda(name, at, arguments)
+        given: list[Any] = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
+        if type(given[at].weights) is not np.ndarray:
+            given[at] = _in_numpy(given[at].resolved)
+        results = on_cpu(*given)
+        return tuple(map(torch.from_numpy, results)) if type(results) is tuple else torch.from_numpy(results)
 
-def _run_on_cpu(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
-    given: list[Any] = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
-    if type(given[at].weights) is not np.ndarray:
-        given[at] = _in_numpy(given[at].resolved)
-    results = getattr(numba, name)(*given)
-    if type(results) is tuple:
-        return tuple([torch.from_numpy(x) for x in results])
-    return torch.from_numpy(results)
+    return run
 
 
 def _in_numpy(lattice: Lattice) -> Lattice:
@@ -301,9 +309,8 @@ def _run_on_cuda(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
             "torch's CUDA builds for Linux: install one of those, or `pip install triton` (on Windows "
             "`triton-windows`), or use theta.cpu()"
         ) from error
-    given: list[Any] = [as_tensor(x) if isinstance(x, np.ndarray) else x for x in arguments]
-    given[at] = given[at].resolved
-    return getattr(from_torch, name)(*given)
+    lattice = arguments[at].resolved
+    return getattr(from_torch, name)(*arguments[:at], lattice, *arguments[at + 1 :])
 
 
 def _vmap_rule(signature: Signature, call: Callable[..., Any]) -> Callable[..., Any]:

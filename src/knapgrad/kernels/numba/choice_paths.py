@@ -13,6 +13,7 @@ from knapgrad.kernels.numba.bands import (
     start_row,
     unpack,
 )  # fmt: skip
+from knapgrad.kernels.numba.frames import opened
 from knapgrad.kernels.numba.options import collect_choice, extend, fill_choices, place_of
 from knapgrad.kernels.numba.paths import log_chance
 from knapgrad.kernels.numba.variants import dprob, function, kernel
@@ -43,8 +44,9 @@ def next_state(k, batch, bands, c):
 
 
 @kernel
-def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, value, y):
+def sample_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, filled, uniforms, value, y):
     """[sample]: the last option whose probability, with those after it, exceeds a random number."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n, options, bands = lanes(scratch.narrow), batch.theta.shape[1], batch.options, scratch.bands
     for group in range(begin, end):
         first, members, weights, theta, V, P = prepare(batch, scratch, group)
@@ -75,9 +77,24 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
 
 @kernel
 def log_prob_kernel(
-    regularizer, batch, scratch, begin, end, filled, y, cotangent, backwards, value, log_prob, gradient
+    regularizer,
+    scores,
+    gamma,
+    tree,
+    layout,
+    memory,
+    begin,
+    end,
+    filled,
+    y,
+    cotangent,
+    backwards,
+    value,
+    log_prob,
+    gradient,
 ):
     """[log-prob] along the path of each selection; backwards, an E sweep that receives terms along those paths."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n, options, bands = lanes(scratch.narrow), batch.theta.shape[1], batch.options, scratch.bands
     row, steps, states = row_length(batch, width), bands.shape[0] - 1, scratch.states
     A, G, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
@@ -158,8 +175,9 @@ def walk(k_last, batch, bands, goal, weights, index, lane, width, y_b):
 
 
 @kernel
-def mode_kernel(regularizer, batch, scratch, begin, end, value, y):
+def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, value, y):
     """[mode]: a hard sweep M over the log-probabilities of the options."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n, options, bands = lanes(scratch.narrow), batch.theta.shape[1], batch.options, scratch.bands
     stride, steps, like = batch.stride, bands.shape[0] - 1, zeros(scratch.narrow)
     M = scratch.narrow[: row_length(batch, width)]
@@ -189,8 +207,9 @@ def mode_kernel(regularizer, batch, scratch, begin, end, value, y):
 
 
 @kernel
-def solve_kernel(hard, batch, scratch, begin, end, value, y, rows):
+def solve_kernel(hard, scores, gamma, tree, layout, memory, begin, end, value, y, rows):
     """The best option of each state, of ties the first; the table holds its number. Results: y, or the last rows."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n, options, bands = lanes(scratch.narrow), batch.theta.shape[1], batch.options, scratch.bands
     stride, steps, like = batch.stride, bands.shape[0] - 1, zeros(scratch.narrow)
     for group in range(begin, end):

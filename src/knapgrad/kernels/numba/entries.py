@@ -16,22 +16,21 @@ _LONG = 1.0  # seconds of compiling that are mentioned
 _entries: dict[Any, Callable[..., None]] = {}
 
 
-def entry_of(kernel: Any, types: tuple[Any, ...]) -> Callable[..., None]:
-    """What to call in place of a kernel, for arguments whose types are told apart by ``types``."""
-    return _entries.get((kernel, types)) or _first_call(kernel, types)
+def entry_of(kernel: Any, types: tuple[Any, ...]) -> Callable[..., None] | None:
+    """What to call in place of a kernel, for arguments whose types are told apart by ``types``; None before the first
+    call."""
+    return _entries.get((kernel, types))
 
 
-def _first_call(kernel: Any, types: tuple[Any, ...]) -> Callable[..., None]:
-    def call(*arguments: Any) -> None:
-        known, begin = len(kernel.overloads), perf_counter()
-        kernel(*arguments)
-        seconds = perf_counter() - begin
-        if len(kernel.overloads) > known and seconds > _LONG:
-            logging.getLogger("knapgrad").warning(
-                "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
-                kernel.__name__, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds,
-            )  # fmt: skip
-        found = kernel.overloads.get(tuple(map(typeof, arguments)))
-        _entries[kernel, types] = getattr(found, "entry_point", kernel)
-
-    return call
+def call_first(kernel: Any, types: tuple[Any, ...], arguments: tuple[Any, ...]) -> Callable[..., None]:
+    """Calls a kernel; returns its entry."""
+    known, begin = len(kernel.overloads), perf_counter()
+    kernel(*arguments)
+    seconds = perf_counter() - begin
+    if len(kernel.overloads) > known and seconds > _LONG:
+        logging.getLogger("knapgrad").warning(
+            "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
+            kernel.__name__, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds,
+        )  # fmt: skip
+    found = kernel.overloads.get(tuple(map(typeof, arguments)))
+    return _entries.setdefault((kernel, types), getattr(found, "entry_point", kernel))

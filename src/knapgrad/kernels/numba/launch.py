@@ -5,15 +5,18 @@ Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma th
     near-ties.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from knapgrad.kernels.numba import choice_paths, paths, threads, vector
-from knapgrad.kernels.numba.bands import COLUMNS, Batch, Scratch, measure, row_length
-from knapgrad.kernels.numba.entries import entry_of
+from knapgrad.kernels.numba.bands import COLUMNS, Batch, measure, row_length
+from knapgrad.kernels.numba.entries import call_first, entry_of
+from knapgrad.kernels.numba.frames import frame_of_layout
 from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
 from knapgrad.kernels.numba.variants import direction_of, regularizer_of
 from knapgrad.lattice import tournament
@@ -21,43 +24,56 @@ from knapgrad.lattice import tournament
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
-_LARGEST_MEMO = 32  # shapes of batches
+_LARGEST_MEMO = 64  # plans
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
+_HARD = regularizer_of("hard")
 
 
-class Layout(NamedTuple):
-    """A batch, in groups, with what is allocated for it. All but the arrays of the batch is kept with the lattice."""
+@dataclass(slots=True)
+class Plan:
+    """How a kernel runs over batches of one shape, in groups. It is kept with the lattice."""
 
-    batch: Batch
+    kernel: Any
+    variants: tuple[Any, ...]
+    types: tuple[Any, ...]  # all that its compiled code depends on
+    batch: Batch  # of which theta and gamma change from call to call
     groups: int
+    frame: np.ndarray  # all of this, as compiled code takes it
     cells: int  # of a table
-    row: int  # length of a row
-    steps: int
-    lanes: int
+    sizes: tuple[int, ...]  # of scratch
+    nanoseconds: float
+    call: Callable[..., None] | None  # the compiled kernel
 
 
-def _layout(theta, lattice, gamma, keeps=True, complete=False, entries=None):
+def _plan(
+    kernel, variants, theta, lattice, *, keeps=True, complete=False, entries=None, samples=0, weight=1.0, rows=2,
+    tables=0,
+):  # fmt: skip
+    """Of a kernel that takes ``weight`` times as long as value and relax, and needs so many rows and tables."""
+    key = kernel, variants, theta.shape, theta.dtype.char, keeps, complete, entries, samples
+    found = lattice.memo.get(key)
+    if found is not None:
+        return found
+    batch, cells = _batch(theta, lattice, keeps, complete, entries or lattice.options)
+    size, n, lanes = prod(theta.shape[:-1]), theta.shape[-1], vector.BYTES // theta.itemsize
+    steps, row, slots = n // (lattice.options or 1), row_length.py_func(batch, lanes), lattice.options * lanes
+    groups = -(-size // batch.stride)
+    narrow = rows * row + 2 * n * lanes + tables * cells
+    sizes = (steps + 1) * COLUMNS + samples * lanes, row + n * lanes + slots, narrow + 4 * slots, cells
+    time = weight * groups * cells / lanes * _NANOSECONDS_PER_VECTOR
+    if len(lattice.memo) >= _LARGEST_MEMO:
+        lattice.memo.clear()
+    types = *variants, theta.dtype.char, lattice.options > 0
+    frame, call = frame_of_layout(batch, steps, cells), entry_of(kernel, types)
+    found = lattice.memo[key] = Plan(kernel, variants, types, batch, groups, frame, cells, sizes, time, call)
+    return found
+
+
+def _batch(theta, lattice, keeps, complete, entries):
+    """A batch like theta, and the length of a table."""
     shape = theta.shape
-    theta = _ready(theta)
-    if theta.ndim != 2:
-        theta = theta.reshape(prod(shape[:-1]), shape[-1])
-    gamma = gamma if gamma.dtype == np.float64 else gamma.astype(np.float64)
-    gamma = _ready(gamma).reshape(1) if gamma.size == 1 else _per_instance(gamma, shape[:-1])
-    key = shape, theta.itemsize, keeps, complete, entries
-    memo = lattice.memo
-    found = memo.get(key)
-    if found is None:
-        if len(memo) > _LARGEST_MEMO:
-            memo.clear()
-        found = memo[key] = _measured(theta, shape, lattice, gamma, keeps, complete, entries or lattice.options)
-    weights, capacity, slack, constants, sizes = found
-    return Layout(Batch(theta, weights, capacity, slack, gamma, *constants), *sizes)
-
-
-def _measured(theta, shape, lattice, gamma, keeps, complete, entries):
-    """What a layout has of a lattice: weights, capacity and slack; the other numbers of a batch; those of a layout."""
-    size, n = theta.shape
+    size, n = prod(shape[:-1]), shape[-1]
     weights, options = lattice.weights, lattice.options
     if weights.size != n:
         weights = np.broadcast_to(weights, shape)
@@ -72,48 +88,62 @@ def _measured(theta, shape, lattice, gamma, keeps, complete, entries):
     width, flags = vector.BYTES // theta.itemsize, (tree, options, entries, margin, keeps, complete)
     bands = np.empty((steps + 1, COLUMNS), np.int64)
     shared = weights.shape[0] == 1 and size > width // 4
+    like = np.empty((size, n), theta.dtype)
     for stride in (width, 1) if shared else (1,):
-        reach, cells = measure(Batch(theta, *limits, gamma, stride, *flags, 0), width, bands)
+        reach, cells = measure(Batch(like, *limits, _UNIT, stride, *flags, 0), width, bands)
         if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
             break
-    constants = stride, *flags, reach
-    row = row_length.py_func(Batch(theta, *limits, gamma, *constants), width)
-    return *limits, constants, (-(-size // stride), cells, row, steps, width)
+    return Batch(like[:0], *limits, _UNIT, stride, *flags, reach), cells
 
 
 _tree = cache(lambda options: tournament(options).reshape(-1))
 
 
-def _ready(array):
+def _ready(array, dtype=None):
     """C-contiguous, aligned and writeable: the one memory layout that the kernels are compiled for."""
-    return array if array.flags.carray else np.array(array, order="C")
+    if array.flags.carray and (dtype is None or array.dtype == dtype):
+        return array
+    return np.array(array, dtype, order="C")
 
 
-def _per_instance(array, shape):
+def _rows(theta, dtype=None):
+    """(batch, n)."""
+    theta = _ready(theta, dtype)
+    return theta if theta.ndim == 2 else theta.reshape(prod(theta.shape[:-1]), theta.shape[-1])
+
+
+def _beside(x, theta, *samples):
+    """(*samples, batch, n), of the type of theta (batch, n)."""
+    shape = (*samples, *theta.shape)
+    x = _ready(x, theta.dtype)
+    return x if x.shape == shape else x.reshape(shape)
+
+
+def _per_instance(array, shape, dtype=None):
     """One number for all instances, or one per instance."""
-    return _ready(array if array.size == 1 else np.broadcast_to(array, shape)).reshape(-1)
+    return _ready(array if array.size == 1 else np.broadcast_to(array, shape), dtype).reshape(-1)
 
 
-def _run(kernel, variants, layout, *arguments, weight=1.0, samples=0, rows=2, tables=0, table=None):
+def _strength(gamma, theta):
+    return _per_instance(gamma, theta.shape[:-1], np.float64)
+
+
+def _run(plan, theta, gamma, *arguments, table=None):
     """Runs a kernel over all groups, in slices, each thread in its own scratch."""
-    batch, groups, cells, row, steps, lanes = layout
-    theta = batch.theta
-    n, slots = theta.shape[1], batch.options * lanes
-    narrow = rows * row + 2 * n * lanes + tables * cells
-    sizes = (samples * lanes, row + n * lanes + slots, narrow + 4 * slots, cells)
-    types = [x.dtype.char for x in arguments if isinstance(x, np.ndarray)]
-    call = entry_of(kernel, (*variants, theta.dtype.char, batch.options > 0, *types))
 
     def work(begin: int, end: int) -> None:
         try:
-            states, wide, narrow, own_table = threads.scratch(theta.dtype, sizes)
+            memory = threads.scratch(theta.dtype, plan.sizes)
         except MemoryError as error:
-            raise _too_large(batch, error) from None
-        bands = np.empty((steps + 1, COLUMNS), np.int64)
-        scratch = Scratch(bands, states, wide, narrow, own_table if table is None else table)
-        call(*variants, batch, scratch, begin, end, *arguments)
+            raise _too_large(plan.batch, error) from None
+        frame = memory.frame if table is None else memory.frame_with(table)
+        given = *plan.variants, theta, gamma, plan.batch.tree, plan.frame, frame, begin, end, *arguments
+        if plan.call is None:
+            plan.call = call_first(plan.kernel, plan.types, given)
+        else:
+            plan.call(*given)
 
-    threads.run(work, groups, weight * groups * cells / lanes * _NANOSECONDS_PER_VECTOR)
+    threads.run(work, plan.groups, plan.nanoseconds)
 
 
 def _too_large(batch, error: MemoryError) -> MemoryError:
@@ -135,22 +165,29 @@ def _check_feasible(value: np.ndarray, lattice) -> None:
 
 def operator(theta, lattice, gamma, regularizer, relaxed=True):
     """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
-    layout = _layout(theta, lattice, gamma, keeps=relaxed)
-    value, y = _outputs(layout)
-    _run(operator_kernel, [regularizer_of(regularizer)], layout, relaxed, value, y)
+    plan = _plan(operator_kernel, (regularizer_of(regularizer),), theta, lattice, keeps=relaxed)
+    flat, gamma = _rows(theta), _strength(gamma, theta)
+    value, y = np.empty(len(flat)), np.empty_like(flat)
+    _run(plan, flat, gamma, relaxed, value, y)
     _check_feasible(value, lattice)
-    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape)
+    return (value, y) if theta.ndim == 2 else (value.reshape(theta.shape[:-1]), y.reshape(theta.shape))
+
+
+def relax(theta, lattice, gamma, regularizer):
+    """The relaxed selection alone."""
+    return operator(theta, lattice, gamma, regularizer)[1]
 
 
 def tabulate(theta, lattice, gamma, regularizer):
     """The same, and the table Q of every group, for sample and log_prob with the same arguments."""
-    layout = _layout(theta, lattice, gamma)
-    value, y = _outputs(layout)
+    plan = _plan(operator_kernel, (regularizer_of(regularizer),), theta, lattice)
+    flat = _rows(theta)
+    value, y = np.empty(len(flat)), np.empty_like(flat)
     try:
-        table = np.empty((layout.groups, layout.cells), theta.dtype)
+        table = np.empty((plan.groups, plan.cells), theta.dtype)
     except MemoryError as error:
-        raise _too_large(layout.batch, error) from None
-    _run(operator_kernel, [regularizer_of(regularizer)], layout, True, value, y, table=table)
+        raise _too_large(plan.batch, error) from None
+    _run(plan, flat, _strength(gamma, theta), True, value, y, table=table)
     _check_feasible(value, lattice)
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table
 
@@ -162,7 +199,8 @@ def vjp(theta, z, lattice, gamma, regularizer):
 
 def entropy(theta, lattice, gamma, regularizer):
     """The Shannon entropy (*batch,) of the distribution over selections."""
-    return _tangent("entropy", theta, np.zeros_like(theta), lattice, gamma, regularizer, False, 5.0)[0]
+    tangent = _tangent("entropy", theta, np.zeros_like(theta), lattice, gamma, regularizer, False, 5.0)[0]
+    return tangent.reshape(theta.shape[:-1])
 
 
 def entropy_grad(theta, lattice, gamma, regularizer):
@@ -171,52 +209,57 @@ def entropy_grad(theta, lattice, gamma, regularizer):
 
 
 def _tangent(direction, theta, z, lattice, gamma, regularizer, backwards, weight):
-    layout = _layout(theta, lattice, gamma)
-    (value, product), z = _outputs(layout), _ready(z).reshape(layout.batch.theta.shape)
+    variants = regularizer_of(regularizer), direction_of(direction)
+    plan = _plan(tangent_kernel, variants, theta, lattice, weight=weight, rows=4, tables=1)
+    flat = _rows(theta)
+    value, product = np.empty(len(flat)), np.empty_like(flat)
     tangent = np.empty_like(value)
-    variants = [regularizer_of(regularizer), direction_of(direction)]
-    _run(tangent_kernel, variants, layout, z, backwards, value, tangent, product, weight=weight, rows=4, tables=1)
+    _run(plan, flat, _strength(gamma, theta), _beside(z, flat), backwards, value, tangent, product)
     _check_feasible(value, lattice)
-    return tangent.reshape(theta.shape[:-1]), product.reshape(theta.shape)
+    return tangent, product if theta.ndim == 2 else product.reshape(theta.shape)
 
 
 def frontier(theta, lattice, gamma, regularizer):
     """The smoothed optimum at every capacity up to the reach, (*batch, reach + 1) in float64, -inf where infeasible.
     The capacity of the lattice is not used. Everything is in float64."""
-    is_argmax = regularizer == "hard" and lattice.options
-    layout = _complete(theta, lattice, gamma, keeps=False, entries=1 if is_argmax else None)
-    flat = layout.batch.theta
-    rows, nothing = np.empty((flat.shape[0], lattice.reach + 1)), flat[:0]
-    if is_argmax:
-        _run(choice_paths.solve_kernel, [regularizer_of("hard")], layout, np.empty(flat.shape[0]), nothing, rows)
+    flat, complete = _rows(theta, np.float64), _complete(lattice)
+    gamma, rows, nothing = _strength(gamma, theta), np.empty((len(flat), lattice.reach + 1)), flat[:0]
+    wide = theta.astype(np.float64, copy=False)
+    if regularizer == "hard" and lattice.options:
+        plan = _plan(choice_paths.solve_kernel, (_HARD,), wide, complete, keeps=False, complete=True, entries=1)
+        _run(plan, flat, gamma, np.empty(len(flat)), nothing, rows)
     else:
-        _run(frontier_kernel, [regularizer_of(regularizer)], layout, rows, False, rows, nothing)
+        plan = _plan(frontier_kernel, (regularizer_of(regularizer),), wide, complete, keeps=False, complete=True)
+        _run(plan, flat, gamma, rows, False, rows, nothing)
     return rows.reshape(*theta.shape[:-1], lattice.reach + 1)
 
 
 def frontier_vjp(theta, cotangent, lattice, gamma, regularizer):
     """The gradient (*batch, n) of the sum of those optima weighted by a cotangent (*batch, reach + 1)."""
-    layout = _complete(theta, lattice, gamma)
-    y = np.empty_like(layout.batch.theta)
-    cotangent = _ready(cotangent.astype(np.float64, copy=False)).reshape(y.shape[0], lattice.reach + 1)
-    _run(frontier_kernel, [regularizer_of(regularizer)], layout, cotangent, True, cotangent, y)
+    flat, wide = _rows(theta, np.float64), theta.astype(np.float64, copy=False)
+    plan = _plan(frontier_kernel, (regularizer_of(regularizer),), wide, _complete(lattice), complete=True)
+    y, cotangent = np.empty_like(flat), _ready(cotangent, np.float64).reshape(len(flat), lattice.reach + 1)
+    _run(plan, flat, _strength(gamma, theta), cotangent, True, cotangent, y)
     return y.reshape(theta.shape).astype(theta.dtype, copy=False)
 
 
-def _complete(theta, lattice, gamma, **options):
-    """A layout in which the last row is complete."""
-    lattice = lattice.replace(capacity=np.array(lattice.reach))
-    return _layout(theta.astype(np.float64, copy=False), lattice, gamma, complete=True, **options)
+def _complete(lattice):
+    """The same up to the reach, in every instance."""
+    found = lattice.memo.get("complete")
+    if found is None:
+        found = lattice.memo["complete"] = lattice.replace(capacity=np.array(lattice.reach))
+    return found
 
 
 def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
-    layout, samples = _layout(theta, lattice, gamma), uniforms.shape[0]
-    flat = _ready(uniforms).reshape(samples, *layout.batch.theta.shape)
-    value, y = np.zeros(flat.shape[1]), np.empty_like(flat)
-    variants, arguments = [regularizer_of(regularizer)], (table is not None, flat, value, y)
-    kernel = (choice_paths if lattice.options else paths).sample_kernel
-    _run(kernel, variants, layout, *arguments, weight=1 + 0.05 * samples, samples=samples, table=table)
+    kernel, samples = (choice_paths if lattice.options else paths).sample_kernel, len(uniforms)
+    weight = 1 + 0.05 * samples
+    plan = _plan(kernel, (regularizer_of(regularizer),), theta, lattice, samples=samples, weight=weight)
+    flat = _rows(theta)
+    uniform = _beside(uniforms, flat, samples)
+    value, y = np.zeros(len(flat)), np.empty_like(uniform)
+    _run(plan, flat, _strength(gamma, theta), table is not None, uniform, value, y, table=table)
     _check_feasible(value, lattice)
     return y.reshape(uniforms.shape)
 
@@ -224,21 +267,23 @@ def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
 def solve(theta, lattice):
     """The best selection (*batch, n), exactly; of ties, the one that skips the later item, or takes the earlier
     option."""
-    if lattice.options:
-        layout = _layout(theta, lattice, _UNIT, entries=1)
-        value, y = _outputs(layout)
-        _run(choice_paths.solve_kernel, [regularizer_of("hard")], layout, value, y, np.empty((0, 0)))
-        _check_feasible(value, lattice)
-        return y.reshape(theta.shape)
-    return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), lattice, _UNIT, "hard")[0]
+    if not lattice.options:
+        return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), lattice, _UNIT, "hard")[0]
+    plan = _plan(choice_paths.solve_kernel, (_HARD,), theta, lattice, entries=1)
+    flat = _rows(theta)
+    value, y = np.empty(len(flat)), np.empty_like(flat)
+    _run(plan, flat, _UNIT, value, y, np.empty((0, 0)))
+    _check_feasible(value, lattice)
+    return y.reshape(theta.shape)
 
 
 def mode(theta, lattice, gamma, regularizer):
     """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
-    layout = _layout(theta, lattice, gamma)
-    value, y = _outputs(layout)
     kernel = (choice_paths if lattice.options else paths).mode_kernel
-    _run(kernel, [regularizer_of(regularizer)], layout, value, y, weight=2.0)
+    plan = _plan(kernel, (regularizer_of(regularizer),), theta, lattice, weight=2.0)
+    flat = _rows(theta)
+    value, y = np.empty(len(flat)), np.empty_like(flat)
+    _run(plan, flat, _strength(gamma, theta), value, y)
     _check_feasible(value, lattice)
     return y.reshape(theta.shape)
 
@@ -255,21 +300,13 @@ def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
 
 
 def _log_prob(theta, y, cotangent, lattice, gamma, regularizer, table):
-    layout, samples, backwards = _layout(theta, lattice, gamma), y.shape[0], cotangent is not None
-    value, gradient = _outputs(layout)
-    value[:] = 0.0
-    flat = _ready(y).reshape(samples, *gradient.shape)
-    result = np.zeros(flat.shape[:2], theta.dtype)
-    cotangent = _ready(cotangent).reshape(result.shape) if backwards else result
-    variants, arguments = [regularizer_of(regularizer)], (
-        table is not None, flat, cotangent, backwards, value, result, gradient,
-    )  # fmt: skip
-    kernel = (choice_paths if lattice.options else paths).log_prob_kernel
-    _run(kernel, variants, layout, *arguments, weight=1 + 0.1 * samples, samples=samples, table=table)
+    kernel, samples = (choice_paths if lattice.options else paths).log_prob_kernel, len(y)
+    weight = 1 + 0.1 * samples
+    plan = _plan(kernel, (regularizer_of(regularizer),), theta, lattice, samples=samples, weight=weight)
+    flat, backwards = _rows(theta), cotangent is not None
+    value, gradient, result = np.zeros(len(flat)), np.empty_like(flat), np.zeros((samples, len(flat)), theta.dtype)
+    given = table is not None, _beside(y, flat, samples)
+    cotangent = _ready(cotangent, theta.dtype).reshape(result.shape) if backwards else result
+    _run(plan, flat, _strength(gamma, theta), *given, cotangent, backwards, value, result, gradient, table=table)
     _check_feasible(value, lattice)
     return result.reshape(y.shape[:-1]), gradient.reshape(theta.shape)
-
-
-def _outputs(layout):
-    theta = layout.batch.theta
-    return np.empty(theta.shape[0]), np.empty_like(theta)

@@ -14,6 +14,7 @@ from knapgrad.kernels.numba.bands import (
     settled,
     unpack,
 )  # fmt: skip
+from knapgrad.kernels.numba.frames import opened
 from knapgrad.kernels.numba.sweeps import collect_row, extend, fill, fold, parts
 from knapgrad.kernels.numba.variants import dprob, function, inline, kernel
 from knapgrad.kernels.numba.vector import broadcast, first_lane, item, lanes, load, set_item, store, where, zeros
@@ -33,8 +34,9 @@ def spread_nan(first, members, width, theta, y):
 
 
 @kernel
-def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, value, y):
+def sample_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, filled, uniforms, value, y):
     """[sample]: the paths of a group step through the items together."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     (size, n), stride, bands, states = batch.theta.shape, batch.stride, scratch.bands, scratch.states
     flat_uniforms, flat_y = uniforms.reshape(-1), y.reshape(-1)
     for group in range(begin, end):
@@ -74,9 +76,24 @@ def sample_kernel(regularizer, batch, scratch, begin, end, filled, uniforms, val
 
 @kernel
 def log_prob_kernel(
-    regularizer, batch, scratch, begin, end, filled, y, cotangent, backwards, value, log_prob, gradient
+    regularizer,
+    scores,
+    gamma,
+    tree,
+    layout,
+    memory,
+    begin,
+    end,
+    filled,
+    y,
+    cotangent,
+    backwards,
+    value,
+    log_prob,
+    gradient,
 ):
     """[log-prob] along the path of each selection; backwards, an E sweep that receives terms along those paths."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     stride, bands, states = batch.stride, scratch.bands, scratch.states
     row = row_length(batch, width)
@@ -137,8 +154,9 @@ def harden_part(M, Q, start, shift, table, begin, end, like, width):
 
 
 @kernel
-def mode_kernel(regularizer, batch, scratch, begin, end, value, y):
+def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, value, y):
     """[mode]: a hard sweep M over the log-probabilities of the decisions, which then stand in the table as 0 and 1."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     stride, bands, like = batch.stride, scratch.bands, zeros(scratch.narrow)
     M = scratch.narrow[: row_length(batch, width)]

@@ -39,6 +39,7 @@ from knapgrad.kernels.numba.bands import (
     start_row,
     unpack,
 )  # fmt: skip
+from knapgrad.kernels.numba.frames import opened
 from knapgrad.kernels.numba.variants import (
     by_kind,
     dprob,
@@ -372,7 +373,8 @@ collect_tangents = by_kind(collect_tangents_of_items, options.collect_tangents_o
 
 
 @kernel
-def operator_kernel(regularizer, batch, scratch, begin, end, relaxed, value, y):
+def operator_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, relaxed, value, y):
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     row = row_length(batch, width)
     E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
@@ -391,7 +393,10 @@ def operator_kernel(regularizer, batch, scratch, begin, end, relaxed, value, y):
 
 
 @kernel
-def tangent_kernel(regularizer, direction, batch, scratch, begin, end, z, backwards, value, tangent, product):
+def tangent_kernel(
+    regularizer, direction, scores, gamma, tree, layout, memory, begin, end, z, backwards, value, tangent, product
+):
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     row, cells = row_length(batch, width), scratch.table.shape[1]
     E, D = scratch.narrow[:row], scratch.narrow[row : 2 * row]
@@ -415,8 +420,9 @@ def tangent_kernel(regularizer, direction, batch, scratch, begin, end, z, backwa
 
 
 @kernel
-def frontier_kernel(regularizer, batch, scratch, begin, end, rows, backwards, cotangent, y):
+def frontier_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, rows, backwards, cotangent, y):
     """[V] of all capacities after the last step; backwards, an E sweep that starts from a row of cotangents."""
+    batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     row = row_length(batch, width)
     E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]

@@ -12,9 +12,12 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from operator import ge
 
 import numba
 import numpy as np
+
+from knapgrad.kernels.numba.frames import frame_of_scratch
 
 _WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
 _KEPT_BYTES = 64 << 20  # a larger scratch is given back after the call
@@ -58,16 +61,28 @@ def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> No
             helper.result()
 
 
-def scratch(dtype: np.dtype, sizes: tuple[int, int, int, int]) -> tuple[np.ndarray, ...]:
-    """This thread's buffers, at least of these lengths: int64, float64, dtype, and a (1, cells) table of dtype."""
+class Memory:
+    """Buffers of a thread: integers, float64, a dtype, and a table of that dtype; and their frame."""
+
+    def __init__(self, dtype: np.dtype, sizes: tuple[int, ...]) -> None:
+        integers, wide, narrow, cells = sizes
+        buffers = _aligned(integers, np.int64), _aligned(wide, np.float64), _aligned(narrow, dtype)
+        self.buffers = *buffers, _aligned(cells, dtype)[None]
+        self.sizes, self.frame = sizes, frame_of_scratch(*self.buffers)
+
+    def frame_with(self, table: np.ndarray) -> np.ndarray:
+        return frame_of_scratch(*self.buffers[:3], table)
+
+
+def scratch(dtype: np.dtype, sizes: tuple[int, ...]) -> Memory:
+    """This thread's buffers, at least of these lengths."""
     kept = _local.__dict__.get(dtype.char)
-    if kept is None or any(buffer.size < size for buffer, size in zip(kept, sizes)):
-        states, wide, narrow, cells = sizes if kept is None else map(max, sizes, (buffer.size for buffer in kept))
-        table = _aligned(cells, dtype)[None]
-        kept = _aligned(states, np.int64), _aligned(wide, np.float64), _aligned(narrow, dtype), table
-        if sum(buffer.nbytes for buffer in kept) <= _KEPT_BYTES:
-            _local.__dict__[dtype.char] = kept
-    return kept
+    if kept is not None and (kept.sizes is sizes or all(map(ge, kept.sizes, sizes))):
+        return kept
+    memory = Memory(dtype, sizes if kept is None else tuple(map(max, kept.sizes, sizes)))
+    if sum(buffer.nbytes for buffer in memory.buffers) <= _KEPT_BYTES:
+        _local.__dict__[dtype.char] = memory
+    return memory
 
 
 def _aligned(size: int, dtype: np.dtype | type, boundary: int = 64) -> np.ndarray:

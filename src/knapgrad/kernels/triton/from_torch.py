@@ -8,16 +8,17 @@ Arguments: theta (*batch, n), a lattice of tensors that broadcast to it, gamma t
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 
 from knapgrad.kernels.triton import choices, instances, option_instances, option_paths, paths, plan, shared
+from knapgrad.kernels.triton.launch import Launch, on
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, Lattice
 
 REGISTERS = 128  # per thread, for choices: more would leave fewer warps resident
@@ -62,7 +63,7 @@ def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> B
     in_memory = {"capacity": lattice.capacity}
     if lattice.slack is not None:
         in_memory["slack"] = lattice.slack
-    if gamma.is_cuda or gamma.numel() != 1:
+    if isinstance(gamma, Tensor) and (gamma.is_cuda or gamma.numel() != 1):
         in_memory["gamma"] = gamma.to(theta.device)
     else:  # a number that is known to the host
         number = float(gamma)
@@ -82,10 +83,74 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
-def _on(device: torch.device) -> Any:
-    """Triton launches on the current device."""
-    there = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return nullcontext() if there else torch.cuda.device(device)
+_LARGEST_MEMO = 64  # launches
+_SHARED = "rows are shared, or there is nothing to do"
+
+
+def _launched(
+    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, given: dict[str, Tensor],
+    tables: int = 1, samples: int = 0, **constants: Any,
+) -> bool:  # fmt: skip
+    """Launches a kernel for whole instances, on arrays that have the memory layout that it wants. What it needs besides
+    is worked out once, and kept with the lattice. False if that is not how to do it."""
+    if isinstance(gamma, np.ndarray):
+        number, kind = float(gamma), None
+    elif gamma.is_cuda or gamma.numel() != 1:
+        number, kind = None, (gamma.dtype, gamma.numel() == 1)
+    else:
+        number, kind = float(gamma), None
+    key = kernel, theta.shape, theta.dtype, regularizer, kind, samples, *constants.values()
+    launch = lattice.memo.get(key)
+    if launch is None:
+        if len(lattice.memo) >= _LARGEST_MEMO:
+            lattice.memo.clear()
+        launch = _prepared(kernel, theta, lattice, gamma, regularizer, tables, samples, constants)
+        lattice.memo[key] = launch
+    if launch is _SHARED:
+        return False
+    if number is None:
+        one = kind is not None and kind[1]
+        gamma = (gamma if one else gamma.expand(theta.shape[:-1])).reshape(-1).contiguous().to(theta.device)
+        launch(theta.device, {"theta": theta, "gamma": gamma, **given})
+    else:
+        scale = 1.0 / number if number > 0 else float("nan")
+        launch(theta.device, {"theta": theta, "scale": scale, **given})
+    return True
+
+
+def _prepared(
+    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, tables: int, samples: int,
+    constants: dict[str, Any],
+) -> Any:  # fmt: skip
+    batch = _flat(theta, lattice, gamma, regularizer)
+    (size, n), reach, itemsize = batch.theta.shape, batch.reach, theta.itemsize
+    if n == 0 or size == 0 or (not batch.options and plan.is_shared(n, reach, tables * itemsize)):
+        return _SHARED
+    layout = batch.plan(tables)
+    if kernel == "operator_kernel":
+        function = (option_instances if batch.options else instances).operator_kernel
+        later = layout.later and not constants["KEEP"]
+        constants = constants | {"SOURCE": choices.source(constants["SOURCE"]), "LATER": later}
+    else:
+        function = getattr(_paths(batch), kernel)
+        constants = constants | {"whole": size, "samples": samples, "FILLED": False, "LANES": plan.lanes(samples)}
+    every = {
+        **batch.constants, "gamma": batch.constants["capacity"], "batch": size, "n": n, "width": layout.width,
+        **choices.functions(regularizer), **constants, **batch.options_of(layout),
+    }  # fmt: skip
+    if batch.constants["GAMMAS"]:
+        del every["gamma"]
+    arguments = {name: x for name, x in every.items() if name in function.arg_names}
+    options = {name: x for name, x in every.items() if name not in function.arg_names}
+    scratch = {name: (theta.dtype, prod(shape)) for name, shape in layout.scratch(n).items()}
+    scratch["V_rows"] = torch.float64, scratch["V_rows"][1]
+    if kernel == "operator_kernel":
+        scratch |= {"value": (torch.float64, size), "tangent": (theta.dtype, size), "y": (theta.dtype, 1)}
+        if layout.narrow:  # rows are in registers
+            scratch |= {"V_rows": (torch.float64, 1), "rows": (theta.dtype, 1)}
+        if constants["KEEP"]:  # tables are given
+            del scratch["tables"]
+    return Launch(function, layout.programs, arguments, options, scratch)
 
 
 def _scratch(theta: Tensor, layout: plan.Plan) -> dict[str, Tensor]:
@@ -95,31 +160,16 @@ def _scratch(theta: Tensor, layout: plan.Plan) -> dict[str, Tensor]:
 
 
 def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool = False) -> tuple[Tensor, ...]:
-    """Value, tangent (only in a direction), y, and the tables, one per instance if they are kept."""
+    """Value, tangent (only in a direction), y, and the tables, one per instance if they are kept, where rows are shared
+    by programs."""
     theta = batch.theta
     size, n = theta.shape
-    value, y = theta.new_empty(size, dtype=torch.float64), torch.empty_like(theta)
-    tangent = y if direction is None else theta.new_empty(size)
-    if n == 0 or size == 0:
-        value.zero_()
-        if batch.constants["SLACK"]:
-            value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
-        return value, 0 * value.to(theta.dtype), y, theta.new_empty(size, 0)
-    count = 1 if direction is None else 2
-    if not batch.options and plan.is_shared(n, batch.reach, count * theta.itemsize):
+    if n and size:
         return _sweep_by_item(batch, z, direction, relaxed, keep)
-    layout = batch.plan(count)
-    tables = theta.new_empty((size, n * layout.width) if keep else layout.scratch(n)["tables"])
-    rows = {"V_rows": value, "rows": y} if layout.narrow else _scratch(theta, layout)  # narrow ones are in registers
-    kernel = option_instances.operator_kernel if batch.options else instances.operator_kernel
-    with _on(theta.device):
-        kernel[(layout.programs,)](
-            theta=theta, z=z, **batch.constants, batch=size, n=n, width=layout.width,
-            value=value, tangent=tangent, y=y, tables=tables, **rows, **choices.functions(batch.regularizer),
-            SOURCE=choices.source(direction), RELAXED=relaxed, KEEP=keep, LATER=layout.later and not keep,
-            **batch.options_of(layout),
-        )  # fmt: skip
-    return value, tangent, y, tables
+    value = theta.new_zeros(size, dtype=torch.float64)
+    if batch.constants["SLACK"]:
+        value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
+    return value, 0 * value.to(theta.dtype), torch.empty_like(theta), theta.new_empty(size, 0)
 
 
 def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool) -> tuple[Tensor, ...]:
@@ -162,7 +212,7 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
                 **choices.functions(batch.regularizer),
             )  # fmt: skip
 
-    with _on(theta.device):
+    with on(theta.device):
         starts, aside = range(0, n, length), []
         for first in starts:
             if len(starts) > 1:
@@ -184,36 +234,62 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
     return value, tangent, y, tables.reshape(size, -1)
 
 
+def _swept(theta, z, lattice, gamma, regularizer, direction, relaxed, *names, keep=False):
+    """The results of those names, of value, tangent, y and tables."""
+    theta = _laid(theta, theta)
+    given = {"z": _laid(z, theta)}
+    for name in names:
+        if name == "y":
+            given[name] = torch.empty_like(theta)
+        elif name == "tables":
+            width = _flat(theta, lattice, gamma, regularizer).plan(1).width
+            given[name] = theta.new_empty(prod(theta.shape[:-1]), theta.shape[-1] * width)
+        else:
+            given[name] = theta.new_empty(theta.shape[:-1], dtype=torch.float64 if name == "value" else theta.dtype)
+    tables, constants = 1 if direction is None else 2, {"SOURCE": direction, "RELAXED": relaxed, "KEEP": keep}
+    if _launched("operator_kernel", theta, lattice, gamma, regularizer, given, tables, **constants):
+        return [given[name] for name in names]
+    batch = _flat(theta, lattice, gamma, regularizer)
+    results = dict(zip(RESULTS, _sweep(batch, given["z"].reshape(batch.theta.shape), direction, relaxed, keep)))
+    return [results[name].reshape(given[name].shape) if name != "tables" else results[name] for name in names]
+
+
+def _laid(x: Tensor, theta: Tensor) -> Tensor:
+    """As the kernels want it: contiguous, of theta's type."""
+    return (x if x.dtype == theta.dtype else x.to(theta.dtype)).contiguous()
+
+
+RESULTS = "value", "tangent", "y", "tables"
+
+
 def operator(theta, lattice, gamma, regularizer, relaxed=True):
     """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
-    batch = _flat(theta, lattice, gamma, regularizer)
-    value, _, y, _ = _sweep(batch, batch.theta, None, relaxed)
-    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape)
+    return tuple(_swept(theta, theta, lattice, gamma, regularizer, None, relaxed, "value", "y"))
+
+
+def relax(theta, lattice, gamma, regularizer):
+    """The relaxed selection alone."""
+    return _swept(theta, theta, lattice, gamma, regularizer, None, True, "y")[0]
 
 
 def tabulate(theta, lattice, gamma, regularizer):
     """The same, and the table Q of every instance, for sample and log_prob with the same arguments."""
-    batch = _flat(theta, lattice, gamma, regularizer)
-    value, _, y, tables = _sweep(batch, batch.theta, None, True, keep=True)
-    return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), tables
+    return tuple(_swept(theta, theta, lattice, gamma, regularizer, None, True, "value", "y", "tables", keep=True))
 
 
 def vjp(theta, z, lattice, gamma, regularizer):
     """The symmetric Jacobian of the relaxed selection, times z (*batch, n)."""
-    batch = _flat(theta, lattice, gamma, regularizer)
-    return _sweep(batch, _beside(z, batch), "linear", True)[2].reshape(theta.shape)
+    return _swept(theta, z, lattice, gamma, regularizer, "linear", True, "y")[0]
 
 
 def entropy(theta, lattice, gamma, regularizer):
     """The Shannon entropy (*batch,) of the distribution over selections."""
-    batch = _flat(theta, lattice, gamma, regularizer)
-    return _sweep(batch, torch.zeros_like(batch.theta), "entropy", False)[1].reshape(theta.shape[:-1])
+    return _swept(theta, torch.zeros_like(theta), lattice, gamma, regularizer, "entropy", False, "tangent")[0]
 
 
 def entropy_grad(theta, lattice, gamma, regularizer):
     """Its gradient (*batch, n)."""
-    batch = _flat(theta, lattice, gamma, regularizer)
-    return _sweep(batch, torch.zeros_like(batch.theta), "entropy", True)[2].reshape(theta.shape)
+    return _swept(theta, torch.zeros_like(theta), lattice, gamma, regularizer, "entropy", True, "y")[0]
 
 
 def frontier(theta, lattice, gamma, regularizer):
@@ -244,7 +320,7 @@ def _frontier(theta: Tensor, cotangent: Tensor | None, lattice: Lattice, gamma: 
         layout = batch.plan(1)
         given = values if cotangent is None else cotangent.to(theta.dtype).reshape(size, cells).contiguous()
         tables = theta.new_empty(layout.scratch(n)["tables"] if backwards else 1)
-        with _on(theta.device):
+        with on(theta.device):
             option_instances.frontier_kernel[(layout.programs,)](
                 theta=theta, cotangent=given, **batch.constants, batch=size, n=n, width=layout.width, values=values,
                 y=y, tables=tables, **_scratch(theta, layout), **choices.functions(regularizer), BACKWARDS=backwards,
@@ -258,57 +334,66 @@ def _with_skips(x: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(x), x], -1).flatten(-2)
 
 
-def _beside(x: Tensor, batch: Batch, *samples: int) -> Tensor:
-    """(*samples, batch, n), of theta's type."""
-    return x.to(batch.theta.dtype).reshape(*samples, *batch.theta.shape).contiguous()
-
-
 def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
-    batch = _flat(theta, lattice, gamma, regularizer)
-    flat = _beside(uniforms, batch, len(uniforms))
+    flat = _laid(uniforms, theta)
     y = torch.empty_like(flat)
-    _walk(_paths(batch).sample_kernel, batch, {"uniforms": flat}, {"y": y}, table, DRAW=True, HARDEN=False)
-    return y.reshape(uniforms.shape).to(uniforms.dtype)
+    given = {"uniforms": flat, "y": y}
+    _follow("sample_kernel", theta, lattice, gamma, regularizer, given, table, DRAW=True, HARDEN=False)
+    return y.to(uniforms.dtype)
 
 
 def solve(theta, lattice):
     """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
-    return _likeliest(_flat(theta, lattice, torch.ones((), dtype=torch.float64), "hard"), False).reshape(theta.shape)
+    return _likeliest(theta, lattice, _UNIT, "hard", False)
 
 
 def mode(theta, lattice, gamma, regularizer):
     """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
-    return _likeliest(_flat(theta, lattice, gamma, regularizer), True).reshape(theta.shape)
+    return _likeliest(theta, lattice, gamma, regularizer, True)
 
 
-def _likeliest(batch: Batch, harden: bool) -> Tensor:
-    y = batch.theta.new_empty(1, *batch.theta.shape)
-    _walk(_paths(batch).sample_kernel, batch, {"uniforms": y}, {"y": y}, None, DRAW=False, HARDEN=harden)
-    return y
+def _likeliest(theta, lattice, gamma, regularizer, harden):
+    y = theta.new_empty(1, *theta.shape)
+    given = {"uniforms": y, "y": y}
+    _follow("sample_kernel", theta, lattice, gamma, regularizer, given, None, DRAW=False, HARDEN=harden)
+    return y[0]
 
 
 def log_prob(theta, y, lattice, gamma, regularizer, table=None):
     """Log-probabilities (samples, *batch) of selections y (samples, *batch, n)."""
-    batch = _flat(theta, lattice, gamma, regularizer)
-    result = theta.new_zeros(len(y), batch.theta.shape[0])
-    inputs = {"selections": _beside(y, batch, len(y)), "cotangent": result}
-    _walk(
-        _paths(batch).log_prob_kernel, batch, inputs, {"log_prob": result, "gradient": result}, table, BACKWARDS=False
-    )
-    return result.reshape(y.shape[:-1])
+    result = theta.new_zeros(y.shape[:-1])
+    given = {"selections": _laid(y, theta), "cotangent": result, "log_prob": result, "gradient": result}
+    _follow("log_prob_kernel", theta, lattice, gamma, regularizer, given, table, BACKWARDS=False)
+    return result
 
 
 def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
     """The gradient (*batch, n) of the sum of the log-probabilities weighted by a cotangent (samples, *batch), which
     must be 0 for selections of probability 0."""
+    cotangent, gradient = _laid(cotangent, theta), theta.new_zeros(1, *theta.shape)
+    given = {"selections": _laid(y, theta), "cotangent": cotangent, "log_prob": cotangent, "gradient": gradient}
+    _follow("log_prob_kernel", theta, lattice, gamma, regularizer, given, None, BACKWARDS=True)
+    return gradient[0]
+
+
+_UNIT = np.ones(())
+
+
+def _follow(
+    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, given: dict[str, Tensor],
+    table: Tensor | None, **options: bool,
+) -> None:  # fmt: skip
+    """Runs a kernel that follows paths. Arrays are given as (samples, *batch, ...)."""
+    theta, samples = _laid(theta, theta), len(next(iter(given.values())))
+    if samples == 0 or theta.numel() == 0:
+        return
+    if table is None and _launched(kernel, theta, lattice, gamma, regularizer, given, samples=samples, **options):
+        return
     batch = _flat(theta, lattice, gamma, regularizer)
-    flat = _beside(y, batch, len(y))
-    cotangent = cotangent.to(theta.dtype).reshape(flat.shape[:2]).contiguous()
-    gradient = theta.new_zeros(1, *batch.theta.shape)
-    inputs, outputs = {"selections": flat, "cotangent": cotangent}, {"log_prob": cotangent, "gradient": gradient}
-    _walk(_paths(batch).log_prob_kernel, batch, inputs, outputs, None, BACKWARDS=True)
-    return gradient.reshape(theta.shape)
+    shapes = {theta.dim() + 1: batch.theta.shape, theta.dim(): batch.theta.shape[:1]}
+    flat = {name: x.view(len(x), *shapes[x.dim()]) for name, x in given.items()}
+    _walk(getattr(_paths(batch), kernel), batch, samples, flat, table, **options)
 
 
 def _paths(batch: Batch) -> Any:
@@ -317,32 +402,22 @@ def _paths(batch: Batch) -> Any:
 
 
 def _walk(
-    kernel: Any,
-    batch: Batch,
-    inputs: dict[str, Tensor],
-    outputs: dict[str, Tensor],
-    table: Tensor | None,
-    **options: bool,
+    kernel: Any, batch: Batch, samples: int, given: dict[str, Tensor], table: Tensor | None, **options: bool
 ) -> None:
-    """Runs a kernel that follows paths. Inputs and outputs are (samples, batch, ...)."""
-    theta, flat = batch.theta, next(iter(inputs.values()))
-    (size, n), samples = theta.shape, flat.shape[0]
-    if samples == 0 or size == 0 or n == 0:
-        return
-    if table is None and not batch.options and plan.is_shared(n, batch.reach, theta.itemsize):
+    """The same for a flat batch, with its tables, or where rows are shared by programs."""
+    theta = batch.theta
+    size, n = theta.shape
+    if table is None:
         group = max(plan.ITEM_SCRATCH // (theta.itemsize * n * plan.whole_lines(batch.reach + 1)), 1)
         for k in range(0, size, group):
             part = batch.part(k, k + group)
             table = _sweep_by_item(part, part.theta, None, False, True)[3]
-            some_in, some_out = ({name: x[:, k : k + group] for name, x in xs.items()} for xs in (inputs, outputs))
-            _walk(kernel, part, some_in, some_out, table, **options)
+            _walk(kernel, part, samples, {name: x[:, k : k + group] for name, x in given.items()}, table, **options)
         return
-    layout = batch.plan(1)
-    tables = theta.new_empty(layout.scratch(n)["tables"]) if table is None else table
-    with _on(theta.device):
+    layout, whole = batch.plan(1), next(iter(given.values())).stride(0) // n
+    with on(theta.device):
         kernel[(layout.programs,)](
-            theta=theta, **inputs, **batch.constants, batch=size, whole=flat.stride(0) // n, samples=samples, n=n,
-            width=layout.width, **outputs, tables=tables, **_scratch(theta, layout),
-            **choices.functions(batch.regularizer), **options, FILLED=table is not None, LANES=plan.lanes(samples),
-            **batch.options_of(layout),
+            theta=theta, **given, **batch.constants, batch=size, whole=whole, samples=samples, n=n, width=layout.width,
+            tables=table, **_scratch(theta, layout), **choices.functions(batch.regularizer), **options, FILLED=True,
+            LANES=plan.lanes(samples), **batch.options_of(layout),
         )  # fmt: skip

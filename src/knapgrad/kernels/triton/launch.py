@@ -1,0 +1,91 @@
+"""Launches that skip Triton's JIT, which looks at every argument for longer than a small kernel runs.
+
+The JIT returns a compiled kernel, which can be launched again with addresses instead of tensors. It is for arguments of
+the same types, numbers and alignment; others go through the JIT. So does everything where a version of Triton returns
+something else, as its interpreter does.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from knapgrad.torch import private
+
+ALIGNED = 15  # bits that are 0 in the addresses that a kernel may load vectors from
+
+
+def on(device: torch.device) -> Any:
+    """Triton launches on the current device."""
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(device)
+
+
+class Launch:
+    """A kernel with all of its arguments but those that change from call to call.
+
+    Args:
+        kernel: a Triton function.
+        programs: of the grid.
+        arguments: what stays the same, by name; tensors are kept alive.
+        options: of the launch, such as num_warps.
+        scratch: names, types and lengths of arrays that nobody else needs.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        arguments: dict[str, Any],
+        options: dict[str, Any],
+        scratch: dict[str, tuple[torch.dtype, int]],
+    ) -> None:
+        self.kernel, self.programs, self.arguments, self.options, self.scratch = (
+            kernel, programs, arguments, options, scratch,
+        )  # fmt: skip
+        self.places = {name: place for place, name in enumerate(kernel.arg_names)}
+        self.template = [_address(arguments.get(name)) for name in self.places]
+        self.offsets, self.bytes = {}, 0
+        for name, (dtype, length) in scratch.items():
+            self.offsets[name] = self.bytes
+            self.bytes += -(-length * dtype.itemsize // 256) * 256
+        self.compiled: Any = None
+
+    def __call__(self, device: torch.device, given: dict[str, Any]) -> None:
+        """Launches it on the current stream of a device. What is given may also replace a scratch array."""
+        scratch = torch.empty(self.bytes, dtype=torch.uint8, device=device)
+        with on(device):
+            if self.compiled is None or not self._launch(device, scratch, given):
+                self._compile(scratch, given)
+
+    def _launch(self, device: torch.device, scratch: Tensor, given: dict[str, Any]) -> bool:
+        """False if the arguments are not aligned as the compiled kernel wants them."""
+        arguments, places, begin, bits = self.template.copy(), self.places, scratch.data_ptr(), 0
+        for name, offset in self.offsets.items():
+            arguments[places[name]] = begin + offset
+        for name, x in given.items():
+            if isinstance(x, Tensor):
+                x = x.data_ptr()
+                bits |= x
+            arguments[places[name]] = x
+        if bits & ALIGNED:
+            return False
+        self.compiled(*arguments, stream=private.raw_stream(device))
+        return True
+
+    def _compile(self, scratch: Tensor, given: dict[str, Any]) -> None:
+        arrays = {
+            name: scratch[self.offsets[name] :][: length * dtype.itemsize].view(dtype)
+            for name, (dtype, length) in self.scratch.items()
+        }
+        found = self.kernel[(self.programs,)](**self.arguments | arrays | given, **self.options)
+        tensors = [x for x in given.values() if isinstance(x, Tensor)]
+        if found is not None and not any(x.data_ptr() & ALIGNED for x in tensors):
+            self.compiled = found[(self.programs, 1, 1)]
+
+
+def _address(x: Any) -> Any:
+    return x.data_ptr() if isinstance(x, Tensor) else x
