@@ -24,8 +24,6 @@ from knapgrad.lattice import Lattice, lattice_of
 from knapgrad.real import Converted, Scale, convert
 from knapgrad.values import Value
 
-_MOST_SHAPES = 1000  # that are remembered
-
 
 class Constraint(Value, ABC):
     """A set of feasible selections. It is a value: it can be compared, hashed, pickled and copied, but not changed."""
@@ -33,23 +31,14 @@ class Constraint(Value, ABC):
     event_dims = 1  # how many of the last dimensions of theta belong to one instance
     max_capacity: int | None
     copies: dict[Any, Any]  # of its lattice on devices, kept by the backend of a framework
-    _fitting: set[tuple[int, ...]]  # shapes of theta that were checked
+    _fitting: dict[Any, backends.Backend]  # types and shapes of theta that were checked
     _largest: int | None  # capacity, or k, of all instances; None if they are traced
     _exactly: bool | None  # whether all of it must be used; None if a least weight is something else, or traced
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         constraint = super().__new__(cls)
-        constraint._keep(copies={}, _fitting=set())
+        constraint._keep(copies={}, _fitting={})
         return constraint
-
-    def check_once(self, shape: tuple[int, ...]) -> None:
-        """:meth:`check`, which takes as long as a small kernel, for shapes that were not seen before."""
-        if backends.is_compiling():
-            self.check(shape)
-        elif shape not in self._fitting:
-            self.check(shape)
-            if len(self._fitting) < _MOST_SHAPES:
-                self._fitting.add(shape)
 
     @abstractmethod
     def check(self, shape: tuple[int, ...]) -> None:

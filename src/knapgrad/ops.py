@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from knapgrad.arguments import broadcasts
-from knapgrad.backends import Backend, backend_of
+from knapgrad.backends import Backend, backend_of, is_compiling
 from knapgrad.constraints import Constraint, check_constraint
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import Hard, Regularizer, check_positive, check_regularizer
@@ -40,7 +40,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     backend = _checked(theta, constraint)
     scores = backend.computable(constraint.flat(backend, theta))
     y = backend.solve(scores, backend.lattice(constraint, scores))
-    return backend.as_type(constraint.whole(y, _event(theta, constraint)), theta)
+    return backend.as_type(constraint.whole(y, _event(theta.shape, constraint)), theta)
 
 
 def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -263,7 +263,12 @@ class Call(NamedTuple):
     gamma: Any  # a number or an array
     problem: tuple[Lattice, Any, str]  # what every operation of a backend takes, with gamma as an array
     constraint: Constraint
-    event: tuple[int, ...]  # what theta has per instance
+    shape: tuple[int, ...]  # of theta as it was given
+
+    @property
+    def event(self) -> tuple[int, ...]:
+        """What theta has per instance."""
+        return _event(self.shape, self.constraint)
 
     def flat(self, x: Any) -> Any:
         """Scores, or anything else of theta's shape, as the kernels take them."""
@@ -297,15 +302,20 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
             )
     flat = constraint.flat(backend, theta)
     problem = backend.lattice(constraint, flat), strength, smoothing.name
-    return Call(backend, flat, gamma, problem, constraint, _event(theta, constraint))
+    return Call(backend, flat, gamma, problem, constraint, theta.shape)
 
 
-def _event(theta: Any, constraint: Constraint) -> tuple[int, ...]:
-    return tuple(theta.shape[-constraint.event_dims :])
+def _event(shape: tuple[int, ...], constraint: Constraint) -> tuple[int, ...]:
+    return tuple(shape[-constraint.event_dims :])
 
 
 def _checked(theta: Any, constraint: Constraint) -> Backend:
-    """The backend of theta, after checking theta and the constraint."""
+    """The backend of theta, after checking theta and the constraint, once for each type and shape: the checks take as
+    long as a small kernel."""
+    kind = type(theta), getattr(theta, "dtype", None), getattr(theta, "shape", None)
+    remembers = isinstance(constraint, Constraint) and not is_compiling()
+    if remembers and kind in constraint._fitting:
+        return constraint._fitting[kind]
     if isinstance(theta, np.ma.MaskedArray):
         raise TypeError("theta must not be a masked array; items that are out get -inf, by theta.filled(-np.inf)")
     backend = backend_of(theta)
@@ -319,8 +329,13 @@ def _checked(theta: Any, constraint: Constraint) -> Backend:
     if theta.ndim == 0:
         raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
     check_constraint(constraint)
-    constraint.check_once(theta.shape)
+    constraint.check(theta.shape)
+    if remembers and len(constraint._fitting) < _MOST_KINDS:
+        constraint._fitting[kind] = backend
     return backend
+
+
+_MOST_KINDS = 1000  # that are remembered
 
 
 def _value(call: Call, theta: Any) -> Any:

@@ -49,11 +49,7 @@ def frontier(theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> T
 
 
 def is_floating(x: Tensor) -> bool:
-    if not (x.is_cpu or x.is_cuda or x.is_meta):
-        raise NotImplementedError(f"theta is on {x.device}, and knapgrad runs on CPU and CUDA devices; use theta.cpu()")
-    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # type: ignore[attr-defined]
-        raise NotImplementedError("knapgrad's operations cannot be traced by torch.jit; use torch.export")
-    return x.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    return x.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def differentiates(*tensors: Any) -> bool:
@@ -156,22 +152,36 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
 
 
 def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
-    """On a device, the arrays are kept with the constraint: copying them in every call would wait for the device."""
-    if theta.is_cuda and not torch.compiler.is_compiling():
-        copies, key = constraint.copies, (theta.device.index, theta.shape[-1])
-        if key in copies and (*key, "copied") not in copies:
-            return copies[key]
+    if torch.compiler.is_compiling():
+        return _lattice_in_graph(constraint, theta)
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        raise NotImplementedError("knapgrad's operations cannot be traced by torch.jit; use torch.export")
+    if theta.is_cpu or theta.is_meta:
+        return constraint.lattice(theta.shape[-1])
+    if not theta.is_cuda:
+        raise NotImplementedError(
+            f"theta is on {theta.device}, and knapgrad runs on CPU and CUDA devices; use theta.cpu()"
+        )
+    key = theta.get_device(), theta.shape[-1]
+    copy = constraint.copies.get(key)
+    return _lattice_on_device(constraint, theta, key) if copy is None or (*key, "event") in constraint.copies else copy
+
+
+def _lattice_in_graph(constraint: Constraint, theta: Tensor) -> Lattice:
     plain = constraint.lattice(theta.shape[-1])
-    if torch.compiler.is_compiling() and not isinstance(plain.weights, np.ndarray):
+    if not isinstance(plain.weights, np.ndarray):
         return _traced(plain, theta.device)
     if not theta.is_cuda:
         return plain
-    copies, key = constraint.copies, (theta.device.index, theta.shape[-1])
-    event = (*key, "copied")
-    copy = copies.get(key)
-    if torch.compiler.is_compiling():
-        return _sent(plain, theta.device) if copy is None else copy
-    capturing = torch.cuda.is_current_stream_capturing()
+    copy = constraint.copies.get((theta.device.index, theta.shape[-1]))
+    return _sent(plain, theta.device) if copy is None else copy
+
+
+def _lattice_on_device(constraint: Constraint, theta: Tensor, key: tuple[int, int]) -> Lattice:
+    """The arrays are kept with the constraint: copying them in every call would wait for the device. An event tells
+    other streams when they are there."""
+    copies, event = constraint.copies, (*key, "event")
+    copy, capturing = copies.get(key), torch.cuda.is_current_stream_capturing()
     if copy is None:
         if capturing:
             raise RuntimeError(
@@ -179,10 +189,10 @@ def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
                 "make one call with this constraint, and a theta of this shape, before"
             )
         with torch.inference_mode(False):
-            copy = _sent(plain, theta.device)
+            copy = _sent(constraint.lattice(theta.shape[-1]), theta.device)
         if type(copy.weights) is Tensor and not private.is_wrapped(copy.weights):
             copies[key], copies[event] = copy, torch.cuda.current_stream(theta.device).record_event()
-    elif not capturing and event in copies:  # by another stream, perhaps
+    elif not capturing:
         if copies[event].query():
             del copies[event]
         else:

@@ -30,6 +30,7 @@ FOUND: dict[str, Any] = {
     "level": forward_ad if hasattr(forward_ad, "_current_level") else None,
     "profiler": profiler if hasattr(profiler, "_is_profiler_enabled") else None,
     "stream": _find("_cuda_getCurrentRawStream"),
+    "device": _find("_cuda_getDevice"),
     "apply": getattr(super(torch.autograd.Function, torch.autograd.Function), "apply", None),
     "version": getattr(Tensor, "_version", None),
     "base": getattr(Tensor, "_base", None),
@@ -86,9 +87,14 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply if FOUND["apply"] is None else super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
-def raw_stream(device: torch.device) -> int:
+def raw_stream(device: int) -> int:
     """The current stream of a CUDA device, as a number. Replacement: from a Stream, which takes ten times as long."""
-    return torch.cuda.current_stream(device).cuda_stream if FOUND["stream"] is None else FOUND["stream"](device.index)
+    return torch.cuda.current_stream(device).cuda_stream if FOUND["stream"] is None else FOUND["stream"](device)
+
+
+def current_device() -> int:
+    """The current CUDA device. Replacement: the same, after a look whether CUDA is in use."""
+    return torch.cuda.current_device() if FOUND["device"] is None else FOUND["device"]()
 
 
 def version_of(x: Tensor) -> object:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -301,16 +302,23 @@ def _as_numpy(x: Tensor) -> np.ndarray:
 
 
 def _run_on_cuda(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
+    run, lattice = getattr(_cuda_kernels(), name), arguments[at]
+    if lattice.reach is None:
+        return run(*arguments[:at], lattice.resolved, *arguments[at + 1 :])
+    return run(*arguments)
+
+
+@cache
+def _cuda_kernels() -> Any:
     try:
         from knapgrad.kernels.triton import from_torch
     except ImportError as error:
         raise ImportError(
-            f"theta is on {arguments[0].device}, and knapgrad's GPU kernels need Triton ({error}); it comes with "
-            "torch's CUDA builds for Linux: install one of those, or `pip install triton` (on Windows "
-            "`triton-windows`), or use theta.cpu()"
+            f"theta is on a CUDA device, and knapgrad's GPU kernels need Triton ({error}); it comes with torch's CUDA "
+            "builds for Linux: install one of those, or `pip install triton` (on Windows `triton-windows`), or use "
+            "theta.cpu()"
         ) from error
-    lattice = arguments[at].resolved
-    return getattr(from_torch, name)(*arguments[:at], lattice, *arguments[at + 1 :])
+    return from_torch
 
 
 def _vmap_rule(signature: Signature, call: Callable[..., Any]) -> Callable[..., Any]:

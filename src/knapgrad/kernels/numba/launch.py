@@ -125,6 +125,8 @@ def _per_instance(array, shape, dtype=None):
 
 
 def _strength(gamma, theta):
+    if gamma.ndim == 0 and gamma.dtype == np.float64:
+        return gamma.reshape(1)
     return _per_instance(gamma, theta.shape[:-1], np.float64)
 
 

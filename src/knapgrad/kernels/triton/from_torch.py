@@ -88,7 +88,7 @@ _SHARED = "rows are shared, or there is nothing to do"
 
 
 def _launched(
-    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, given: dict[str, Tensor],
+    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, given: dict[str, Any],
     tables: int = 1, samples: int = 0, **constants: Any,
 ) -> bool:  # fmt: skip
     """Launches a kernel for whole instances, on arrays that have the memory layout that it wants. What it needs besides
@@ -108,13 +108,13 @@ def _launched(
         lattice.memo[key] = launch
     if launch is _SHARED:
         return False
+    given["theta"] = theta
     if number is None:
         one = kind is not None and kind[1]
-        gamma = (gamma if one else gamma.expand(theta.shape[:-1])).reshape(-1).contiguous().to(theta.device)
-        launch(theta.device, {"theta": theta, "gamma": gamma, **given})
+        given["gamma"] = (gamma if one else gamma.expand(theta.shape[:-1])).reshape(-1).contiguous().to(theta.device)
     else:
-        scale = 1.0 / number if number > 0 else float("nan")
-        launch(theta.device, {"theta": theta, "scale": scale, **given})
+        given["scale"] = 1.0 / number if number > 0 else float("nan")
+    launch(given)
     return True
 
 
@@ -212,7 +212,7 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
                 **choices.functions(batch.regularizer),
             )  # fmt: skip
 
-    with on(theta.device):
+    with on(theta.get_device()):
         starts, aside = range(0, n, length), []
         for first in starts:
             if len(starts) > 1:
@@ -237,7 +237,7 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
 def _swept(theta, z, lattice, gamma, regularizer, direction, relaxed, *names, keep=False):
     """The results of those names, of value, tangent, y and tables."""
     theta = _laid(theta, theta)
-    given = {"z": _laid(z, theta)}
+    given = {"z": theta if z is theta else _laid(z, theta)}
     for name in names:
         if name == "y":
             given[name] = torch.empty_like(theta)
@@ -256,7 +256,9 @@ def _swept(theta, z, lattice, gamma, regularizer, direction, relaxed, *names, ke
 
 def _laid(x: Tensor, theta: Tensor) -> Tensor:
     """As the kernels want it: contiguous, of theta's type."""
-    return (x if x.dtype == theta.dtype else x.to(theta.dtype)).contiguous()
+    if x.dtype != theta.dtype:
+        x = x.to(theta.dtype)
+    return x if x.is_contiguous() else x.contiguous()
 
 
 RESULTS = "value", "tangent", "y", "tables"
@@ -320,7 +322,7 @@ def _frontier(theta: Tensor, cotangent: Tensor | None, lattice: Lattice, gamma: 
         layout = batch.plan(1)
         given = values if cotangent is None else cotangent.to(theta.dtype).reshape(size, cells).contiguous()
         tables = theta.new_empty(layout.scratch(n)["tables"] if backwards else 1)
-        with on(theta.device):
+        with on(theta.get_device()):
             option_instances.frontier_kernel[(layout.programs,)](
                 theta=theta, cotangent=given, **batch.constants, batch=size, n=n, width=layout.width, values=values,
                 y=y, tables=tables, **_scratch(theta, layout), **choices.functions(regularizer), BACKWARDS=backwards,
@@ -415,7 +417,7 @@ def _walk(
             _walk(kernel, part, samples, {name: x[:, k : k + group] for name, x in given.items()}, table, **options)
         return
     layout, whole = batch.plan(1), next(iter(given.values())).stride(0) // n
-    with on(theta.device):
+    with on(theta.get_device()):
         kernel[(layout.programs,)](
             theta=theta, **given, **batch.constants, batch=size, whole=whole, samples=samples, n=n, width=layout.width,
             tables=table, **_scratch(theta, layout), **choices.functions(batch.regularizer), **options, FILLED=True,

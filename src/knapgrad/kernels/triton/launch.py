@@ -18,10 +18,12 @@ from knapgrad.torch import private
 ALIGNED = 15  # bits that are 0 in the addresses that a kernel may load vectors from
 
 
-def on(device: torch.device) -> Any:
-    """Triton launches on the current device."""
-    here = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return nullcontext() if here else torch.cuda.device(device)
+def on(device: int) -> Any:
+    """Triton launches on the current device. (-1 is the CPU, for its interpreter.)"""
+    return _HERE if device < 0 or device == private.current_device() else torch.cuda.device(device)
+
+
+_HERE = nullcontext()
 
 
 class Launch:
@@ -54,14 +56,15 @@ class Launch:
             self.bytes += -(-length * dtype.itemsize // 256) * 256
         self.compiled: Any = None
 
-    def __call__(self, device: torch.device, given: dict[str, Any]) -> None:
-        """Launches it on the current stream of a device. What is given may also replace a scratch array."""
-        scratch = torch.empty(self.bytes, dtype=torch.uint8, device=device)
+    def __call__(self, given: dict[str, Any]) -> None:
+        """Launches it on the current stream of theta's device. What is given may also replace a scratch array."""
+        theta = given["theta"]
+        scratch, device = torch.empty(self.bytes, dtype=torch.uint8, device=theta.device), theta.get_device()
         with on(device):
             if self.compiled is None or not self._launch(device, scratch, given):
                 self._compile(scratch, given)
 
-    def _launch(self, device: torch.device, scratch: Tensor, given: dict[str, Any]) -> bool:
+    def _launch(self, device: int, scratch: Tensor, given: dict[str, Any]) -> bool:
         """False if the arguments are not aligned as the compiled kernel wants them."""
         arguments, places, begin, bits = self.template.copy(), self.places, scratch.data_ptr(), 0
         for name, offset in self.offsets.items():

@@ -1,0 +1,164 @@
+"""Launches that skip Triton's JIT, by a kernel that only writes down what it is given; and on a GPU, by real ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import knapgrad as kg
+from knapgrad.torch import private
+
+pytest.importorskip("triton")
+
+from knapgrad.kernels.triton import launch
+from knapgrad.kernels.triton.launch import Launch
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Kernel:
+    """Returns itself as the compiled kernel, or nothing, as Triton's interpreter does."""
+
+    arg_names = ("theta", "weights", "scale", "y", "rows", "table", "BLOCK")
+
+    def __init__(self, compiles: bool = True) -> None:
+        self.compiles, self.through_jit, self.direct = compiles, [], []  # type: ignore[var-annotated]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.run if len(grid) == 1 else self.run_compiled
+
+    def run(self, **arguments: Any) -> Any:
+        self.through_jit.append(arguments)
+        return self if self.compiles else None
+
+    def run_compiled(self, *arguments: Any, stream: int) -> None:
+        self.direct.append((dict(zip(self.arg_names, arguments)), stream))
+
+
+@pytest.fixture
+def prepare(monkeypatch):
+    monkeypatch.setattr(launch.private, "raw_stream", lambda device: 7)
+    weights = torch.arange(4)
+
+    def prepare(kernel: Kernel) -> Launch:
+        scratch = {"rows": (torch.float64, 3), "table": (torch.float32, 5)}
+        return Launch(kernel, 2, {"weights": weights, "BLOCK": 32}, {"num_warps": 4}, scratch)
+
+    prepare.weights = weights
+    return prepare
+
+
+def test_the_second_launch_takes_addresses(prepare):
+    kernel = Kernel()
+    prepared, y = prepare(kernel), torch.zeros(4)
+    for scale in (0.5, 0.25):
+        theta = torch.zeros(4)
+        prepared({"theta": theta, "scale": scale, "y": y})
+    (first,), ((second, stream),) = kernel.through_jit, kernel.direct
+    assert first["theta"].shape == (4,) and first["scale"] == 0.5 and first["y"] is y and first["num_warps"] == 4
+    assert first["rows"].dtype == torch.float64 and first["rows"].shape == (3,)
+    assert first["table"].dtype == torch.float32 and first["table"].shape == (5,)
+    assert second["theta"] == theta.data_ptr() and second["y"] == y.data_ptr() and second["scale"] == 0.25
+    assert second["weights"] == prepare.weights.data_ptr() and second["BLOCK"] == 32 and stream == 7
+    assert second["table"] - second["rows"] >= 3 * 8 and second["table"] % 256 == second["rows"] % 256
+
+
+def test_other_alignments_go_through_the_jit(prepare):
+    kernel = Kernel()
+    prepared, y, whole = prepare(kernel), torch.zeros(4), torch.zeros(9)
+    aligned, shifted = whole[:4], whole[1:5]
+    assert aligned.data_ptr() % 16 == 0 and shifted.data_ptr() % 16 == 4
+    for theta in (shifted, shifted, aligned, aligned, shifted):
+        prepared({"theta": theta, "scale": 1.0, "y": y})
+    assert [x["theta"].data_ptr() for x in kernel.through_jit] == [
+        x.data_ptr() for x in (shifted, shifted, aligned, shifted)
+    ]
+    assert [x["theta"] for x, _ in kernel.direct] == [aligned.data_ptr()]
+
+
+def test_what_is_given_replaces_scratch(prepare):
+    kernel = Kernel()
+    prepared, table = prepare(kernel), torch.zeros(5)
+    for _ in range(2):
+        prepared({"theta": torch.zeros(4), "scale": 1.0, "y": table, "table": table})
+    assert kernel.through_jit[0]["table"] is table and kernel.direct[0][0]["table"] == table.data_ptr()
+
+
+def test_without_a_compiled_kernel_the_jit_launches(prepare):
+    kernel = Kernel(compiles=False)
+    prepared = prepare(kernel)
+    for _ in range(3):
+        prepared({"theta": torch.zeros(4), "scale": 1.0, "y": torch.zeros(4)})
+    assert len(kernel.through_jit) == 3 and not kernel.direct
+
+
+# On a GPU.
+
+CONSTRAINTS = {
+    "knapsack": kg.Knapsack([3, 1, 2, 2, 4], 6),
+    "top-k": kg.TopK(2),
+    "at least": kg.Knapsack([3, 1, 2, 2, 4], 6, at_least=3),
+}
+
+
+@CUDA
+@pytest.mark.parametrize("way", ["compiled", "jit", "stand-ins", "not aligned", "transposed"])
+@pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS)
+def test_every_way_to_launch_gives_the_same_on_cuda(constraint, way, monkeypatch):
+    rng = np.random.default_rng(0)
+    scores = torch.tensor(rng.normal(size=(3, 5)), dtype=torch.float32)
+    gammas: list[Any] = [0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5, 0.5]).cuda(), torch.tensor(0.5).cuda()]
+    if way == "jit":
+        monkeypatch.setattr(Launch, "_launch", lambda *_: False)
+    if way == "stand-ins":
+        monkeypatch.setitem(private.FOUND, "stream", None)
+        monkeypatch.setitem(private.FOUND, "device", None)
+    constraint = type(constraint)(**constraint.arguments)
+    expected_y = kg.relax(scores, constraint, kg.Gini(0.5))
+    for gamma in gammas:
+        for _ in range(3):
+            theta = scores.cuda()
+            if way == "not aligned":
+                theta = torch.cat([theta.new_zeros(1), theta.flatten()])[1:].view(3, 5)
+                assert theta.data_ptr() % 16
+            if way == "transposed":
+                theta = theta.T.contiguous().T
+            theta.requires_grad_()
+            cpu = scores.clone().requires_grad_()
+            on_host = gamma.cpu() if isinstance(gamma, torch.Tensor) else gamma
+            y, reference = kg.relax(theta, constraint, kg.Gini(gamma)), kg.relax(cpu, constraint, kg.Gini(on_host))
+            torch.testing.assert_close(y.detach().cpu(), expected_y)
+            (y**2).sum().backward()
+            (reference**2).sum().backward()
+            torch.testing.assert_close(theta.grad.cpu(), cpu.grad, atol=1e-5, rtol=1e-5)
+            assert torch.equal(kg.solve(theta, constraint).cpu(), kg.solve(scores, constraint))
+
+
+@CUDA
+def test_a_second_call_does_not_go_through_the_jit_on_cuda(monkeypatch):
+    theta, constraint = torch.randn(3, 5, device="cuda", requires_grad=True), kg.TopK(2)
+    kg.relax(theta, constraint, kg.Gini()).sum().backward()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("Triton's JIT was asked again")
+
+    monkeypatch.setattr(Launch, "_compile", refuse)
+    kg.relax(theta, constraint, kg.Gini(0.3)).sum().backward()
+
+
+@CUDA
+def test_launches_run_on_the_current_stream_on_cuda():
+    constraint, stream = kg.TopK(2), torch.cuda.Stream()
+    theta = torch.randn(3, 5, device="cuda")
+    expected = kg.relax(theta, constraint, kg.Gini())
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            torch.cuda._sleep(10_000_000)
+            later = theta + 1.0  # the kernel must wait for it
+            result = kg.relax(later, constraint, kg.Gini())
+    stream.synchronize()
+    torch.testing.assert_close(result, expected)
