@@ -285,3 +285,60 @@ def test_a_compiled_sample_draws_from_a_generator_as_in_eager_mode():
     assert not torch.equal(seen[0][0], seen[0][1]) or not torch.equal(seen[0], seen[1])
     third, fourth = (torch.Generator().manual_seed(4) for _ in range(2))
     torch.testing.assert_close(run(theta, third), draw(theta, fourth), rtol=0, atol=0)
+
+
+# On a GPU.
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def placed(*arguments: Any) -> list[Any]:
+    return [x.cuda() if isinstance(x, Tensor) else x for x in arguments]
+
+
+@needs_gpu
+@pytest.mark.parametrize("what", CHANGING)
+def test_a_new_number_is_no_new_graph_on_cuda(what):
+    shape = (4, 3, 2) if "cho" in what or "options" in what else (4, 6)
+    calls = [tuple(placed(numbers(*shape), CHANGING[what](i), kg.Gini(0.3 + i))) for i in range(4)]
+    check_calls(kg.relax, calls)
+
+
+@needs_gpu
+@pytest.mark.parametrize("operation", ["relax", "solve", "loss"])
+@pytest.mark.parametrize("what", INSIDE)
+def test_a_constraint_made_inside_does_not_wait_for_cuda(what, operation):
+    make, arguments = INSIDE[what]
+    call, theta = OPERATIONS[operation], numbers(4, 3, 2) if "choices" in what else numbers(4, 6)
+    run = compiled(lambda theta, *rest: call(theta, make(*rest)))
+    given = placed(theta, *arguments)
+    with_gradient(run, *given)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = with_gradient(run, *given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = with_gradient(lambda theta: call(theta, make(*arguments)), theta)
+    torch.testing.assert_close([x.cpu() for x in found], expected, rtol=1e-10, atol=1e-11)
+
+
+@needs_gpu
+def test_a_compiled_layer_trains_on_cuda():
+    """By Inductor, with budgets per sample that change in every step."""
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)).cuda()
+    x, cost = torch.randn(8, 6, device="cuda"), torch.tensor(WEIGHTS, device="cuda")
+
+    @torch.compile(fullgraph=True)
+    def loss_of(x: Tensor, budget: Tensor) -> Tensor:
+        return (kg.relax(net(x), kg.Knapsack(cost, budget, max_capacity=9), kg.Gini(0.5)) * x).sum()
+
+    for step in range(4):
+        budget = torch.randint(1, 9, (8,), device="cuda")
+        with torch.compiler.set_stance("default" if step == 0 else "fail_on_recompile"):
+            loss = loss_of(x, budget)
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+        limit = kg.Knapsack(WEIGHTS, budget.cpu())
+        expected = (kg.relax(net(x), limit, kg.Gini(0.5)) * x).sum()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(gradients, torch.autograd.grad(expected, list(net.parameters())))

@@ -93,7 +93,7 @@ def _batch(theta, lattice, keeps, complete, entries):
         reach, cells = measure(Batch(like, *limits, _UNIT, stride, *flags, 0), width, bands)
         if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
             break
-    return Batch(like[:0], *limits, _UNIT, stride, *flags, reach), cells
+    return Batch(np.empty((0, n), theta.dtype), *limits, _UNIT, stride, *flags, reach), cells
 
 
 _tree = cache(lambda options: tournament(options).reshape(-1))

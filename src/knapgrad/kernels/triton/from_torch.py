@@ -83,73 +83,98 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
+class Kernel(NamedTuple):
+    """A kernel for whole instances, and what it is compiled for."""
+
+    name: str
+    tables: int  # per program
+    constants: dict[str, Any]
+
+    @property
+    def is_sweep(self) -> bool:
+        return self.name == "operator_kernel"
+
+
+def _sweep_of(source: str | None, relaxed: bool, keep: bool = False) -> Kernel:
+    constants = {"SOURCE": source, "RELAXED": relaxed, "KEEP": keep}
+    return Kernel("operator_kernel", 1 if source is None else 2, constants)
+
+
+_KERNELS = {
+    "value": _sweep_of(None, False),
+    "relax": _sweep_of(None, True),
+    "tabulate": _sweep_of(None, True, keep=True),
+    "vjp": _sweep_of("linear", True),
+    "entropy": _sweep_of("entropy", False),
+    "entropy_grad": _sweep_of("entropy", True),
+    "sample": Kernel("sample_kernel", 1, {"DRAW": True, "HARDEN": False}),
+    "solve": Kernel("sample_kernel", 1, {"DRAW": False, "HARDEN": False}),
+    "mode": Kernel("sample_kernel", 1, {"DRAW": False, "HARDEN": True}),
+    "log_prob": Kernel("log_prob_kernel", 1, {"BACKWARDS": False}),
+    "log_prob_vjp": Kernel("log_prob_kernel", 1, {"BACKWARDS": True}),
+}
 _LARGEST_MEMO = 64  # launches
-_SHARED = "rows are shared, or there is nothing to do"
 
 
-def _launched(
-    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, given: dict[str, Any],
-    tables: int = 1, samples: int = 0, **constants: Any,
-) -> bool:  # fmt: skip
-    """Launches a kernel for whole instances, on arrays that have the memory layout that it wants. What it needs besides
-    is worked out once, and kept with the lattice. False if that is not how to do it."""
-    if isinstance(gamma, np.ndarray):
-        number, kind = float(gamma), None
-    elif gamma.is_cuda or gamma.numel() != 1:
-        number, kind = None, (gamma.dtype, gamma.numel() == 1)
-    else:
-        number, kind = float(gamma), None
-    key = kernel, theta.shape, theta.dtype, regularizer, kind, samples, *constants.values()
-    launch = lattice.memo.get(key)
-    if launch is None:
-        if len(lattice.memo) >= _LARGEST_MEMO:
-            lattice.memo.clear()
-        launch = _prepared(kernel, theta, lattice, gamma, regularizer, tables, samples, constants)
-        lattice.memo[key] = launch
-    if launch is _SHARED:
-        return False
-    given["theta"] = theta
-    if number is None:
-        one = kind is not None and kind[1]
-        given["gamma"] = (gamma if one else gamma.expand(theta.shape[:-1])).reshape(-1).contiguous().to(theta.device)
-    else:
-        given["scale"] = 1.0 / number if number > 0 else float("nan")
-    launch(given)
-    return True
+def _launch_of(
+    name: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, samples: int = 0
+) -> Launch | None:
+    """A launch for batches like theta, which is kept with the lattice; None if programs share rows, and for nothing."""
+    kind = None if _is_number(gamma) else (gamma.dtype, gamma.numel() == 1)
+    key = name, theta.shape, theta.dtype, regularizer, kind, samples
+    memo = lattice.memo
+    if key not in memo:
+        if len(memo) >= _LARGEST_MEMO:
+            memo.clear()
+        memo[key] = _prepared(_KERNELS[name], theta, lattice, gamma, regularizer, samples)
+    return memo[key]
+
+
+def _is_number(gamma: Any) -> bool:
+    """Whether the host knows it."""
+    return isinstance(gamma, np.ndarray) or (not gamma.is_cuda and gamma.numel() == 1)
+
+
+def _strength(gamma: Any, theta: Tensor) -> dict[str, Any]:
+    """Gamma as an argument of a launch."""
+    if _is_number(gamma):
+        number = float(gamma)
+        return {"scale": 1.0 / number if number > 0 else float("nan")}
+    gamma = gamma if gamma.numel() == 1 else gamma.expand(theta.shape[:-1])
+    return {"gamma": gamma.reshape(-1).contiguous().to(theta.device)}
 
 
 def _prepared(
-    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, tables: int, samples: int,
-    constants: dict[str, Any],
-) -> Any:  # fmt: skip
-    batch = _flat(theta, lattice, gamma, regularizer)
-    (size, n), reach, itemsize = batch.theta.shape, batch.reach, theta.itemsize
-    if n == 0 or size == 0 or (not batch.options and plan.is_shared(n, reach, tables * itemsize)):
-        return _SHARED
-    layout = batch.plan(tables)
-    if kernel == "operator_kernel":
+    kernel: Kernel, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, samples: int
+) -> Launch | None:
+    batch, constants = _flat(theta, lattice, gamma, regularizer), kernel.constants
+    size, n = batch.theta.shape
+    is_shared = not batch.options and plan.is_shared(n, batch.reach, kernel.tables * theta.itemsize)
+    if n == 0 or size == 0 or is_shared:
+        return None
+    layout = batch.plan(kernel.tables)
+    scratch = {name: (theta.dtype, prod(shape)) for name, shape in layout.scratch(n).items()}
+    scratch["V_rows"] = torch.float64, scratch["V_rows"][1]
+    if kernel.is_sweep:
         function = (option_instances if batch.options else instances).operator_kernel
         later = layout.later and not constants["KEEP"]
         constants = constants | {"SOURCE": choices.source(constants["SOURCE"]), "LATER": later}
-    else:
-        function = getattr(_paths(batch), kernel)
-        constants = constants | {"whole": size, "samples": samples, "FILLED": False, "LANES": plan.lanes(samples)}
-    every = {
-        **batch.constants, "gamma": batch.constants["capacity"], "batch": size, "n": n, "width": layout.width,
-        **choices.functions(regularizer), **constants, **batch.options_of(layout),
-    }  # fmt: skip
-    if batch.constants["GAMMAS"]:
-        del every["gamma"]
-    arguments = {name: x for name, x in every.items() if name in function.arg_names}
-    options = {name: x for name, x in every.items() if name not in function.arg_names}
-    scratch = {name: (theta.dtype, prod(shape)) for name, shape in layout.scratch(n).items()}
-    scratch["V_rows"] = torch.float64, scratch["V_rows"][1]
-    if kernel == "operator_kernel":
         scratch |= {"value": (torch.float64, size), "tangent": (theta.dtype, size), "y": (theta.dtype, 1)}
         if layout.narrow:  # rows are in registers
             scratch |= {"V_rows": (torch.float64, 1), "rows": (theta.dtype, 1)}
         if constants["KEEP"]:  # tables are given
             del scratch["tables"]
+    else:
+        function = getattr(_paths(batch), kernel.name)
+        constants = constants | {"whole": size, "samples": samples, "FILLED": False, "LANES": plan.lanes(samples)}
+    every = batch.constants | choices.functions(regularizer) | constants | batch.options_of(layout)
+    every |= {"batch": size, "n": n, "width": layout.width}
+    if _is_number(gamma):
+        every["gamma"] = every["capacity"]  # never read
+    else:
+        del every["gamma"]
+    arguments = {name: x for name, x in every.items() if name in function.arg_names}
+    options = {name: x for name, x in every.items() if name not in function.arg_names}
     return Launch(function, layout.programs, arguments, options, scratch)
 
 
@@ -234,24 +259,30 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
     return value, tangent, y, tables.reshape(size, -1)
 
 
-def _swept(theta, z, lattice, gamma, regularizer, direction, relaxed, *names, keep=False):
+def _swept(
+    name: str, theta: Tensor, z: Tensor | None, lattice: Lattice, gamma: Any, regularizer: str, *results: str
+) -> list[Tensor]:
     """The results of those names, of value, tangent, y and tables."""
     theta = _laid(theta, theta)
-    given = {"z": theta if z is theta else _laid(z, theta)}
-    for name in names:
-        if name == "y":
-            given[name] = torch.empty_like(theta)
-        elif name == "tables":
-            width = _flat(theta, lattice, gamma, regularizer).plan(1).width
-            given[name] = theta.new_empty(prod(theta.shape[:-1]), theta.shape[-1] * width)
+    z = theta if z is None else _laid(z, theta)
+    launch = _launch_of(name, theta, lattice, gamma, regularizer)
+    if launch is None:
+        batch, constants = _flat(theta, lattice, gamma, regularizer), _KERNELS[name].constants
+        found = _sweep(batch, z.view(batch.theta.shape), constants["SOURCE"], constants["RELAXED"], constants["KEEP"])
+        shapes = {"value": theta.shape[:-1], "tangent": theta.shape[:-1], "y": theta.shape, "tables": found[3].shape}
+        every = dict(zip(shapes, found))
+        return [every[result].reshape(shapes[result]) for result in results]
+    given = {"theta": theta, "z": z, **_strength(gamma, theta)}
+    for result in results:
+        if result == "y":
+            given[result] = torch.empty_like(theta)
+        elif result == "tables":
+            size, n = prod(theta.shape[:-1]), theta.shape[-1]
+            given[result] = theta.new_empty(size, n * launch.arguments["width"])
         else:
-            given[name] = theta.new_empty(theta.shape[:-1], dtype=torch.float64 if name == "value" else theta.dtype)
-    tables, constants = 1 if direction is None else 2, {"SOURCE": direction, "RELAXED": relaxed, "KEEP": keep}
-    if _launched("operator_kernel", theta, lattice, gamma, regularizer, given, tables, **constants):
-        return [given[name] for name in names]
-    batch = _flat(theta, lattice, gamma, regularizer)
-    results = dict(zip(RESULTS, _sweep(batch, given["z"].reshape(batch.theta.shape), direction, relaxed, keep)))
-    return [results[name].reshape(given[name].shape) if name != "tables" else results[name] for name in names]
+            given[result] = theta.new_empty(theta.shape[:-1], dtype=torch.float64 if result == "value" else theta.dtype)
+    launch(given)
+    return [given[result] for result in results]
 
 
 def _laid(x: Tensor, theta: Tensor) -> Tensor:
@@ -261,37 +292,34 @@ def _laid(x: Tensor, theta: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
-RESULTS = "value", "tangent", "y", "tables"
-
-
 def operator(theta, lattice, gamma, regularizer, relaxed=True):
     """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
-    return tuple(_swept(theta, theta, lattice, gamma, regularizer, None, relaxed, "value", "y"))
+    return tuple(_swept("relax" if relaxed else "value", theta, None, lattice, gamma, regularizer, "value", "y"))
 
 
 def relax(theta, lattice, gamma, regularizer):
     """The relaxed selection alone."""
-    return _swept(theta, theta, lattice, gamma, regularizer, None, True, "y")[0]
+    return _swept("relax", theta, None, lattice, gamma, regularizer, "y")[0]
 
 
 def tabulate(theta, lattice, gamma, regularizer):
     """The same, and the table Q of every instance, for sample and log_prob with the same arguments."""
-    return tuple(_swept(theta, theta, lattice, gamma, regularizer, None, True, "value", "y", "tables", keep=True))
+    return tuple(_swept("tabulate", theta, None, lattice, gamma, regularizer, "value", "y", "tables"))
 
 
 def vjp(theta, z, lattice, gamma, regularizer):
     """The symmetric Jacobian of the relaxed selection, times z (*batch, n)."""
-    return _swept(theta, z, lattice, gamma, regularizer, "linear", True, "y")[0]
+    return _swept("vjp", theta, z, lattice, gamma, regularizer, "y")[0]
 
 
 def entropy(theta, lattice, gamma, regularizer):
     """The Shannon entropy (*batch,) of the distribution over selections."""
-    return _swept(theta, torch.zeros_like(theta), lattice, gamma, regularizer, "entropy", False, "tangent")[0]
+    return _swept("entropy", theta, torch.zeros_like(theta), lattice, gamma, regularizer, "tangent")[0]
 
 
 def entropy_grad(theta, lattice, gamma, regularizer):
     """Its gradient (*batch, n)."""
-    return _swept(theta, torch.zeros_like(theta), lattice, gamma, regularizer, "entropy", True, "y")[0]
+    return _swept("entropy_grad", theta, torch.zeros_like(theta), lattice, gamma, regularizer, "y")[0]
 
 
 def frontier(theta, lattice, gamma, regularizer):
@@ -340,25 +368,23 @@ def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     flat = _laid(uniforms, theta)
     y = torch.empty_like(flat)
-    given = {"uniforms": flat, "y": y}
-    _follow("sample_kernel", theta, lattice, gamma, regularizer, given, table, DRAW=True, HARDEN=False)
+    _follow("sample", theta, lattice, gamma, regularizer, {"uniforms": flat, "y": y}, table)
     return y.to(uniforms.dtype)
 
 
 def solve(theta, lattice):
     """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
-    return _likeliest(theta, lattice, _UNIT, "hard", False)
+    return _likeliest("solve", theta, lattice, _UNIT, "hard")
 
 
 def mode(theta, lattice, gamma, regularizer):
     """The selection (*batch, n) of the highest probability; for Shannon that of the highest score."""
-    return _likeliest(theta, lattice, gamma, regularizer, True)
+    return _likeliest("mode", theta, lattice, gamma, regularizer)
 
 
-def _likeliest(theta, lattice, gamma, regularizer, harden):
+def _likeliest(name, theta, lattice, gamma, regularizer):
     y = theta.new_empty(1, *theta.shape)
-    given = {"uniforms": y, "y": y}
-    _follow("sample_kernel", theta, lattice, gamma, regularizer, given, None, DRAW=False, HARDEN=harden)
+    _follow(name, theta, lattice, gamma, regularizer, {"uniforms": y, "y": y})
     return y[0]
 
 
@@ -366,7 +392,7 @@ def log_prob(theta, y, lattice, gamma, regularizer, table=None):
     """Log-probabilities (samples, *batch) of selections y (samples, *batch, n)."""
     result = theta.new_zeros(y.shape[:-1])
     given = {"selections": _laid(y, theta), "cotangent": result, "log_prob": result, "gradient": result}
-    _follow("log_prob_kernel", theta, lattice, gamma, regularizer, given, table, BACKWARDS=False)
+    _follow("log_prob", theta, lattice, gamma, regularizer, given, table)
     return result
 
 
@@ -375,7 +401,7 @@ def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
     must be 0 for selections of probability 0."""
     cotangent, gradient = _laid(cotangent, theta), theta.new_zeros(1, *theta.shape)
     given = {"selections": _laid(y, theta), "cotangent": cotangent, "log_prob": cotangent, "gradient": gradient}
-    _follow("log_prob_kernel", theta, lattice, gamma, regularizer, given, None, BACKWARDS=True)
+    _follow("log_prob_vjp", theta, lattice, gamma, regularizer, given)
     return gradient[0]
 
 
@@ -383,19 +409,21 @@ _UNIT = np.ones(())
 
 
 def _follow(
-    kernel: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, given: dict[str, Tensor],
-    table: Tensor | None, **options: bool,
+    name: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, given: dict[str, Any],
+    table: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Runs a kernel that follows paths. Arrays are given as (samples, *batch, ...)."""
     theta, samples = _laid(theta, theta), len(next(iter(given.values())))
     if samples == 0 or theta.numel() == 0:
         return
-    if table is None and _launched(kernel, theta, lattice, gamma, regularizer, given, samples=samples, **options):
+    launch = _launch_of(name, theta, lattice, gamma, regularizer, samples) if table is None else None
+    if launch is not None:
+        launch({"theta": theta, **_strength(gamma, theta), **given})
         return
-    batch = _flat(theta, lattice, gamma, regularizer)
+    batch, kernel = _flat(theta, lattice, gamma, regularizer), _KERNELS[name]
     shapes = {theta.dim() + 1: batch.theta.shape, theta.dim(): batch.theta.shape[:1]}
     flat = {name: x.view(len(x), *shapes[x.dim()]) for name, x in given.items()}
-    _walk(getattr(_paths(batch), kernel), batch, samples, flat, table, **options)
+    _walk(getattr(_paths(batch), kernel.name), batch, samples, flat, table, **kernel.constants)
 
 
 def _paths(batch: Batch) -> Any:

@@ -19,11 +19,8 @@ ALIGNED = 15  # bits that are 0 in the addresses that a kernel may load vectors 
 
 
 def on(device: int) -> Any:
-    """Triton launches on the current device. (-1 is the CPU, for its interpreter.)"""
-    return _HERE if device < 0 or device == private.current_device() else torch.cuda.device(device)
-
-
-_HERE = nullcontext()
+    """A context in which Triton launches there: it does on the current device. (-1 is the CPU, for its interpreter.)"""
+    return nullcontext() if device < 0 or device == private.current_device() else torch.cuda.device(device)
 
 
 class Launch:
@@ -58,11 +55,17 @@ class Launch:
 
     def __call__(self, given: dict[str, Any]) -> None:
         """Launches it on the current stream of theta's device. What is given may also replace a scratch array."""
-        theta = given["theta"]
-        scratch, device = torch.empty(self.bytes, dtype=torch.uint8, device=theta.device), theta.get_device()
-        with on(device):
-            if self.compiled is None or not self._launch(device, scratch, given):
-                self._compile(scratch, given)
+        device = given["theta"].get_device()
+        if device < 0 or device == private.current_device():
+            self._run(device, given)
+        else:
+            with torch.cuda.device(device):
+                self._run(device, given)
+
+    def _run(self, device: int, given: dict[str, Any]) -> None:
+        scratch = torch.empty(self.bytes, dtype=torch.uint8, device=given["theta"].device)
+        if self.compiled is None or not self._launch(device, scratch, given):
+            self._compile(scratch, given)
 
     def _launch(self, device: int, scratch: Tensor, given: dict[str, Any]) -> bool:
         """False if the arguments are not aligned as the compiled kernel wants them."""
