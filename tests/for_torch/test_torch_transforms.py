@@ -106,6 +106,7 @@ def complete(name: str, tensors: dict[str, Tensor], constraint: str, regularizer
 #: operator -> whether its theta can be differentiated
 OPERATORS = {
     "operator": True,
+    "relax": True,
     "recall": True,
     "vjp": False,
     "surrogate": True,

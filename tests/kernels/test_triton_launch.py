@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import knapgrad as kg
+from knapgrad.kernels import first_calls
 from knapgrad.torch import private
 
 pytest.importorskip("triton")
@@ -22,6 +24,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class Kernel:
     """Returns itself as the compiled kernel, or nothing, as Triton's interpreter does."""
 
+    __name__ = "some_kernel"
     arg_names = ("theta", "weights", "scale", "y", "rows", "table", "BLOCK")
 
     def __init__(self, compiles: bool = True) -> None:
@@ -93,6 +96,16 @@ def test_without_a_compiled_kernel_the_jit_launches(prepare):
     for _ in range(3):
         prepared({"theta": torch.zeros(4), "scale": 1.0, "y": torch.zeros(4)})
     assert len(kernel.through_jit) == 3 and not kernel.direct
+
+
+@pytest.mark.parametrize("limit, said", [(-1.0, True), (60.0, False)])
+def test_a_first_launch_that_waits_for_the_compiler_says_so_once(limit, said, prepare, monkeypatch, caplog):
+    monkeypatch.setattr(first_calls, "LONG", limit)
+    prepared = prepare(Kernel())
+    with caplog.at_level(logging.WARNING, "knapgrad"):
+        for _ in range(2):
+            prepared({"theta": torch.zeros(4), "scale": 1.0, "y": torch.zeros(4)})
+    assert ["compiled some_kernel for float32" in record.getMessage() for record in caplog.records] == [True] * said
 
 
 # On a GPU.

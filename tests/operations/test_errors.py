@@ -333,4 +333,4 @@ def test_without_triton_the_cpu_works_and_a_device_says_what_to_install():
             print(y.tolist(), error)
     """
     message = run(code)
-    assert message.startswith("[0.5, 0.5, 0.5, 0.5] theta is on cpu") and "pip install triton" in message
+    assert message.startswith("[0.5, 0.5, 0.5, 0.5] theta is on a CUDA device") and "pip install triton" in message

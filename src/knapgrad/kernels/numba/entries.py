@@ -4,7 +4,6 @@ small kernel runs.
 What it finds after that look is private to Numba. Where a version does not have it, the dispatcher is called.
 """
 
-import logging
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 from numba import typeof
 
-_LONG = 1.0  # seconds of compiling that are mentioned
+from knapgrad.kernels.first_calls import mention
+
 _entries: dict[Any, Callable[..., None]] = {}
 
 
@@ -27,10 +27,7 @@ def call_first(kernel: Any, types: tuple[Any, ...], arguments: tuple[Any, ...]) 
     known, begin = len(kernel.overloads), perf_counter()
     kernel(*arguments)
     seconds = perf_counter() - begin
-    if len(kernel.overloads) > known and seconds > _LONG:
-        logging.getLogger("knapgrad").warning(
-            "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
-            kernel.__name__, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds,
-        )  # fmt: skip
+    if len(kernel.overloads) > known:
+        mention(kernel, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds)
     found = kernel.overloads.get(tuple(map(typeof, arguments)))
     return _entries.setdefault((kernel, types), getattr(found, "entry_point", kernel))

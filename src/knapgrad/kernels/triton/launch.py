@@ -8,11 +8,13 @@ something else, as its interpreter does.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from knapgrad.kernels.first_calls import mention
 from knapgrad.torch import private
 
 ALIGNED = 15  # bits that are 0 in the addresses that a kernel may load vectors from
@@ -87,7 +89,10 @@ class Launch:
             name: scratch[self.offsets[name] :][: length * dtype.itemsize].view(dtype)
             for name, (dtype, length) in self.scratch.items()
         }
+        begin = perf_counter()
         found = self.kernel[(self.programs,)](**self.arguments | arrays | given, **self.options)
+        if found is not None:
+            mention(self.kernel, str(given["theta"].dtype).removeprefix("torch."), perf_counter() - begin)
         tensors = [x for x in given.values() if isinstance(x, Tensor)]
         if found is not None and not any(x.data_ptr() & ALIGNED for x in tensors):
             self.compiled = found[(self.programs, 1, 1)]

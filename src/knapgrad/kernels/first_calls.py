@@ -1,0 +1,16 @@
+"""What is said when a call had to wait for a compiler."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+LONG = 1.0  # seconds
+
+
+def mention(kernel: Any, dtype: str, seconds: float) -> None:
+    if seconds > LONG:
+        logging.getLogger("knapgrad").warning(
+            "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
+            kernel.__name__, dtype, seconds,
+        )  # fmt: skip
