@@ -293,6 +293,7 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
         gamma = backend.array(strength, theta, "gamma")
         if backend.differentiates(gamma):
             gamma = backend.double(gamma)  # its gradient is a small difference of large terms
+        gamma = backend.computable(gamma)
         strength = gamma
         batch = theta.shape[: -constraint.event_dims]
         if not broadcasts(gamma.shape, batch):

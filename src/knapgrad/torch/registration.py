@@ -270,7 +270,7 @@ def kernel_of(name: str, at: int) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
         if not arguments[0].is_cpu:
             return _run_on_cuda(name, at, arguments)
-        given: list[Any] = [_as_numpy(x) if isinstance(x, Tensor) else x for x in arguments]
+        given: list[Any] = [x.numpy(force=True) if isinstance(x, Tensor) else x for x in arguments]
         if type(given[at].weights) is not np.ndarray:
             given[at] = _in_numpy(given[at].resolved)
         results = on_cpu(*given)
@@ -293,12 +293,6 @@ def _in_numpy(lattice: Lattice) -> Lattice:
             "lightest options are above the capacity"
         )
     return lattice
-
-
-def _as_numpy(x: Tensor) -> np.ndarray:
-    if x.requires_grad:
-        x = x.detach()
-    return x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy()  # of a gamma; NumPy does not know the type
 
 
 def _run_on_cuda(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
