@@ -26,6 +26,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers have a core each; threads tha
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 _interpret_triton()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several workers share a GPU
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"  # for meshes
 
 import knapgrad as kg  # noqa: E402
 from backends import BACKENDS, Backend  # noqa: E402

@@ -24,6 +24,8 @@ from knapgrad.lattice import Lattice, lattice_of
 from knapgrad.real import Converted, Scale, convert
 from knapgrad.values import Value
 
+_NO_LEAST = shown(np.zeros((), np.int64))
+
 
 class Constraint(Value, ABC):
     """A set of feasible selections. It is a value: it can be compared, hashed, pickled and copied, but not changed."""
@@ -128,10 +130,16 @@ class TopK(Constraint):
             at_least = integers("at_least", at_least, "the least number of items to pick")
             slack = slack_of("k", k, at_least)
             exactly = is_exact(slack)
-        bound = largest if max_capacity is None else max_capacity
-        self._keep(k=shown(k), at_least=shown(at_least), max_capacity=max_capacity, _largest=largest)
-        self._keep(_marked=marked(k, max_capacity, at_least), _slack=slack, _exactly=exactly)
+        limit, bound = max_capacity, largest if max_capacity is None else max_capacity
+        if self._static is not None and largest is None:  # put together by JAX
+            limit = bound = self._static["_limit"]
+        self._keep(k=shown(k), at_least=shown(at_least), max_capacity=max_capacity, _largest=largest, _limit=bound)
+        self._keep(_marked=marked(k, limit, at_least), _slack=slack, _exactly=exactly)
         self._keep(_sizes=None if bound is None else sizes_of(bound, 1))
+
+    def _fixed_parts(self) -> dict[str, Any]:
+        static = {"max_capacity": self.max_capacity, "_limit": self._limit}
+        return static | {"at_least": None} if self.at_least is None else static
 
     def check(self, shape: tuple[int, ...]) -> None:
         n = shape[-1]
@@ -185,6 +193,18 @@ class Weighted(Constraint):
             optimistic = cls(**converted.optimistic._asdict(), **arguments, scale=scale)
             scale = Scale(scale.unit, scale.offset, exact=False, optimistic=optimistic)
         return cls(**converted.integers._asdict(), **arguments, scale=scale)
+
+    @classmethod
+    def _assembled(cls, leaves: dict[str, Any], static: dict[str, Any]) -> Any:
+        constraint = super()._assembled(leaves, static)
+        if "at_least" in static:
+            constraint._keep(at_least=_NO_LEAST)
+        return constraint
+
+    def _fixed_parts(self) -> dict[str, Any]:
+        static = {"max_capacity": self.max_capacity, "scale": self.scale, "_limit": self._limit}
+        is_free = isinstance(self.at_least, np.ndarray) and self.at_least.ndim == 0 and self.at_least == 0
+        return static | {"at_least": 0} if is_free else static
 
     def _check_broadcasts(self, shape: tuple[int, ...]) -> None:
         """Raises ValueError unless all arrays broadcast to a theta of that shape, or to its batch."""
@@ -264,14 +284,18 @@ class Knapsack(Weighted):
                 "weights must have one entry per item, got a single number; for equal weights use np.full(n, weight)"
             )
         capacity, at_least, slack, largest = limits(capacity, at_least, max_capacity)
-        bound = largest if max_capacity is None else max_capacity
+        limit, bound = max_capacity, largest if max_capacity is None else max_capacity
+        most = bound
         if bound is None and is_known and not isinstance(weights, np.ndarray):  # torch compiles
             bound = weights.sum(-1).max()
-        lattice = lattice_of(weights, marked(capacity, max_capacity, at_least, weights), slack, bound)
+        if self._static is not None and not (isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray)):
+            limit = most = self._static["_limit"]  # put together by JAX
+            bound = self._static["_reach"]
+        lattice = lattice_of(weights, marked(capacity, limit, at_least, weights), slack, bound)
         self._keep(_writeable=weights, _marked=lattice.capacity, _slack=lattice.slack)
         self._keep(weights=shown(weights), capacity=shown(capacity), at_least=shown(at_least))
         self._keep(max_capacity=max_capacity, scale=_checked_scale(scale), _lattice=lattice)
-        self._keep(_largest=largest, _exactly=is_exact(slack))
+        self._keep(_largest=largest, _exactly=is_exact(slack), _limit=most)
 
     @classmethod
     def from_real(cls, weights: Any, capacity: Any, *, at_least: Any = 0, resolution: int | None = None) -> Knapsack:
@@ -317,6 +341,9 @@ class Knapsack(Weighted):
 
     def lattice(self, n: int) -> Lattice:
         return self._lattice
+
+    def _fixed_parts(self) -> dict[str, Any]:
+        return super()._fixed_parts() | {"_reach": self._lattice.reach}
 
 
 class MultipleChoice(Weighted):
@@ -371,14 +398,16 @@ class MultipleChoice(Weighted):
         check_optional(optional)
         capacity, at_least, slack, largest = limits(capacity, at_least, max_capacity)
         flat = weights if isinstance(weights, np.ndarray) else weights.reshape((*weights.shape[:-2], -1))
-        bound = largest if max_capacity is None else max_capacity
-        self._keep(_marked=marked(capacity, max_capacity, at_least, flat), _slack=slack, _bound=bound)
+        limit, bound = max_capacity, largest if max_capacity is None else max_capacity
+        is_fixed = isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray)
+        if self._static is not None and not is_fixed:
+            limit = bound = self._static["_limit"]  # put together by JAX
+        self._keep(_marked=marked(capacity, limit, at_least, flat), _slack=slack, _bound=bound, _limit=bound)
         self._keep(_writeable=weights, _largest=largest, _exactly=is_exact(slack))
         self._keep(weights=shown(weights), capacity=shown(capacity), at_least=shown(at_least))
         self._keep(optional=bool(optional), max_capacity=max_capacity, scale=_checked_scale(scale))
-        is_fixed = weights.ndim > 1 and isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray)
         self._keep(_sizes=None if bound is None else sizes_of(bound, bound), _is_known=is_known)
-        self._keep(_fixed=self._lattice(weights.shape[-2]).copied() if is_fixed else None)
+        self._keep(_fixed=self._lattice(weights.shape[-2]).copied() if is_fixed and weights.ndim > 1 else None)
 
     @classmethod
     def from_real(
@@ -460,6 +489,26 @@ class MultipleChoice(Weighted):
         total = lowest * groups if lowest.ndim == 0 else lowest.sum(-1) * (groups // max(lowest.shape[-1], 1))
         return np.asarray(total) if isinstance(weights, np.ndarray) else total
 
+    def _fixed_parts(self) -> dict[str, Any]:
+        weights, reach, spread = self.weights, None, None
+        if isinstance(weights, np.ndarray) and weights.size:
+            lowest = np.zeros((), np.int64) if self.optional else _lowest(weights)
+            spread = int(lowest.min()), int((weights.max(-1) - lowest).max())
+        if self._fixed is not None:
+            reach = self._fixed.reach
+        return super()._fixed_parts() | {"optional": self.optional, "_reach": reach, "_spread": spread}
+
+    def _fixed_reach(self, groups: int) -> Any:
+        """Of one that JAX put together, of arrays that were known before."""
+        static = self._static or {}
+        if static["_reach"] is not None and self._writeable.shape[-2] == groups:
+            return static["_reach"]
+        if static["_spread"] is None:
+            return self._bound
+        lightest, excess = static["_spread"]
+        most = groups * excess
+        return most if self._bound is None else min(max(self._bound - groups * lightest, 0), most)
+
     def _lattice(self, groups: int) -> Lattice:
         weights, capacity, slack, bound = self.weights, self._marked, self._slack, self._bound
         if backends.is_compiling():  # tensors, whose numbers are not looked at
@@ -489,6 +538,8 @@ class MultipleChoice(Weighted):
                 if (capacity < 0).any():  # nothing is feasible
                     slack = np.where(capacity < 0, -1, capacity if slack is None else slack)
                     capacity = np.asarray(np.maximum(capacity, 0))
+        if self._static is not None and not (isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray)):
+            bound = self._fixed_reach(groups)
         return lattice_of(weights, capacity, slack, bound, 0 if self._is_knapsack else self._columns)
 
     def flat(self, backend: backends.Backend, x: Any, is_selection: bool = False) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +18,54 @@ class Value:
     """An object that is defined by its arguments: a subclass keeps every argument of ``__init__`` under its name."""
 
     _parameters: ClassVar[dict[str, inspect.Parameter]]
+    _is_pytree: ClassVar[bool] = False
+    _static: dict[str, Any] | None = None  # of one that JAX put together
+    _is_complete = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+        cls._is_pytree = False
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        if not cls._is_pytree and "jax" in sys.modules and not backends.is_compiling():
+            register(cls)
+        return super().__new__(cls)
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arrays, and what else it is made from, both by name, for JAX."""
+        arguments, static = self.arguments, self._static
+        if static is None or (self._is_complete and self._has_known_numbers()):
+            static = self._fixed_parts()
+        return {name: x for name, x in arguments.items() if name not in static}, static
+
+    def _fixed_parts(self) -> dict[str, Any]:
+        """What is no array, by name, and what follows from numbers that are known."""
+        return {}
+
+    def _has_known_numbers(self) -> bool:
+        """Whether its numbers can be looked at."""
+        return all(backends.unchanging(x) is not None for x in self.arguments.values() if backends.backend_of(x))
+
+    @classmethod
+    def _assembled(cls, leaves: dict[str, Any], static: dict[str, Any]) -> Any:
+        """The reverse, without any check."""
+        value = cls.__new__(cls)
+        value._keep(**leaves, **static, _static=static, _is_complete=False)
+        return value
+
+    def _complete(self) -> None:
+        """Checks one that JAX put together, as far as its values are known, and works out what follows from them."""
+        if not self._is_complete:
+            self.__init__(**self.arguments)  # type: ignore[misc]
+            self._keep(_is_complete=True)
+
+    def __getattr__(self, name: str) -> Any:
+        """Only asked for what is missing: one that JAX put together is completed when it is first used."""
+        if name.startswith("__") or self._is_complete:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._complete()
+        return getattr(self, name)
 
     def _keep(self, **attributes: Any) -> None:
         """Sets attributes, which cannot be set otherwise."""
@@ -49,6 +95,8 @@ class Value:
         return self.__dict__["_hash"]
 
     def _compared(self) -> tuple[Any, ...]:
+        with suppress(TypeError, ValueError):  # what is no valid value is compared as it is
+            self._complete()
         return tuple(map(_comparable, self.arguments.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,6 +123,16 @@ def _comparable(x: Any) -> Any:
 
 
 def _shown(x: Any) -> str:
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, np.integer)):
         return repr(x.tolist()) if x.size <= _SHOWN else f"<{x.dtype} of shape {x.shape}>"
     return repr(x)
+
+
+def register(cls: type[Value]) -> None:
+    """Makes a class a pytree, if JAX is there."""
+    try:
+        from knapgrad.jax import pytrees
+    except ImportError:  # an older version of JAX, which is said when it is used
+        return
+    cls._is_pytree = True
+    pytrees.register(cls)

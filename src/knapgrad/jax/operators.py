@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from knapgrad.kernels import jax_scan
 from knapgrad.kernels.triton import from_jax
@@ -45,16 +46,28 @@ def _batched(
     for name, (x, shape) in constants.items():
         shared = x.size == prod(shape)
         axes[name] = None if shared else 0
-        flat[name] = x.reshape(shape) if shared else jnp.broadcast_to(x, (*batch, *shape)).reshape(size, *shape)
+        if not shared:
+            x = placed(jnp.broadcast_to(x, (*batch, *shape)), theta)
+        flat[name] = x.reshape(shape if shared else (size, *shape))
 
     def one(own: dict[str, Array], *extra: Array) -> Any:
         own_lattice = lattice.replace(weights=own["weights"], capacity=own["capacity"], slack=own.get("slack"))
         return function(own["theta"], own_lattice, own["gamma"], regularizer, *extra)
 
     out = axis if extra else 0
-    flat_extra = [x.reshape(*x.shape[:axis], size, *x.shape[axis + len(batch) :]) for x in extra]
+    flat_extra = [placed(x, theta, axis).reshape(*x.shape[:axis], size, *x.shape[axis + len(batch) :]) for x in extra]
     results = jax.vmap(one, (axes, *[axis] * len(extra)), out)(flat, *flat_extra)
     return jax.tree.map(lambda x: x.reshape(*x.shape[:out], *batch, *x.shape[out + 1 :]), results)
+
+
+def placed(x: Array, theta: Array, axis: int = 0) -> Array:
+    """x, whose batch starts at that axis, on the devices where the batch of theta is; for meshes with explicit axes."""
+    sharding = jax.typeof(theta).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return x
+    batch = sharding.spec[: theta.ndim - 1]
+    spec = PartitionSpec(*[None] * axis, *batch, *[None] * (x.ndim - axis - len(batch)))
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
 
 
 def _direction(theta: Array, gamma: Array, theta_tangent: Array, gamma_tangent: Array) -> Array:
@@ -95,6 +108,7 @@ def _operator_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
 def _product(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, z: Array) -> Array:
     """The Jacobian of relax times z. It is symmetric, so the product is its own transpose. A linear solve is the one
     primitive of JAX that accepts a linear function together with its transpose, so it tells JAX that."""
+    theta, lattice, gamma, z = jax_scan.varying((theta, lattice, gamma, z))  # the solve cannot do that
 
     def inverse(x: Array) -> Array:  # never computed: JAX only differentiates it, and that raises
         return _constant(x, theta, gamma)

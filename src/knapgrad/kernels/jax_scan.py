@@ -38,6 +38,35 @@ def _scores(theta: Array, gamma: Array) -> Array:
     return jnp.where(scores == -jnp.inf, INFEASIBLE, jnp.where(scores == jnp.inf, jnp.nan, scores))
 
 
+def varying_axes(x: Array) -> frozenset[str]:
+    """The axes of a mesh along which x differs, in ``jax.shard_map``. Versions of JAX have two names for it."""
+    kind = jax.typeof(x)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
+
+
+def varying(tree: Any) -> Any:
+    """All arrays, marked as different between devices along the axes along which any of them is."""
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(tree)))
+
+    def mark(x: Array) -> Array:
+        missing = tuple(axes - varying_axes(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(mark, tree)
+
+
+def _scan(step: Callable[..., Any], carry: Any, items: Any, reverse: bool = False) -> Any:
+    """``lax.scan``, whose carry is batched and sharded, and differs between devices, as soon as an item does."""
+    zeros = [x[:0].sum() for x in jax.tree.leaves(items)]  # sums of nothing
+
+    def like_items(x: Array) -> Array:
+        for zero in zeros:
+            x = x + zero.astype(x.dtype)
+        return x
+
+    return lax.scan(step, jax.tree.map(like_items, carry), items, reverse=reverse)
+
+
 # Rows over the capacities 0..reach.
 
 
@@ -138,7 +167,7 @@ def _fill(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tup
     with float64(True):
         V = jnp.zeros(c.shape) if lattice.slack is None else jnp.where(c > lattice.slack, INFEASIBLE, 0.0)
         rows = _rows(_scores(theta, gamma), lattice), _rows(lattice.weights, lattice)
-        return lax.scan(choose if lattice.options else step, V, rows)
+        return _scan(choose if lattice.options else step, V, rows)
 
 
 def _optimum(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
@@ -182,7 +211,7 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
         return nodes[0], R
 
     rows = Q, _rows(lattice.weights, lattice), _rows(z, lattice)
-    T, R = lax.scan(choose if lattice.options else step, jnp.zeros(c.shape, Q.dtype), rows)
+    T, R = _scan(choose if lattice.options else step, jnp.zeros(c.shape, Q.dtype), rows)
     return T[lattice.capacity], R
 
 
@@ -221,9 +250,9 @@ def _collect(lattice: Lattice, E: Array, Q: Array, R: Array | None = None) -> Ar
 
     w, options = _rows(lattice.weights, lattice), lattice.options
     if R is None:
-        y = lax.scan(choose if options else step, E, (Q, w), reverse=True)[1]
+        y = _scan(choose if options else step, E, (Q, w), reverse=True)[1]
     else:
-        y = lax.scan(tangent_choose if options else tangent_step, (E, 0.0 * E), (Q, R, w), reverse=True)[1]
+        y = _scan(tangent_choose if options else tangent_step, (E, 0.0 * E), (Q, R, w), reverse=True)[1]
     return _items(y, lattice)
 
 
@@ -276,7 +305,7 @@ def entropy(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> t
 def sample(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, uniforms: Array) -> Array:
     """A selection for each row of uniform numbers (samples, n) in [0, 1). A choice uses the first of its numbers."""
     value, Q = _optimum(theta, lattice, gamma, regularizer)
-    options = np.arange(lattice.options, dtype=np.int32)
+    samples, m = len(uniforms), lattice.options
 
     def step(c: Array, item: Any) -> Any:
         row, w, u = item
@@ -285,23 +314,23 @@ def sample(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, unifo
 
     def choose(c: Array, choice: Any) -> Any:
         P, w, u = choice
-        p = _items(P[None, :, c], lattice)
-        reached = jnp.cumsum(p[::-1])[::-1]  # of this option and those after it
-        last = jnp.where((p > 0) & (u[0] < reached), options, -1).max()
-        picked = jnp.where(last < 0, (p > 0).argmax(), last)  # [sample]
-        return c - w[picked], (options == picked) + 0.0 * (p + value)
+        p, options = P[np.argsort(_order(m))][:, c], np.arange(m, dtype=np.int32)[:, None]
+        reached = jnp.cumsum(p[::-1], axis=0)[::-1]  # of this option and those after it
+        last = jnp.where((p > 0) & (u[0] < reached), options, -1).max(0)
+        picked = options == jnp.where(last < 0, (p > 0).argmax(0), last)  # [sample]
+        return c - jnp.where(picked, w[:, None], 0).sum(0, dtype=c.dtype), picked + 0.0 * (p + value)
 
-    w, shape = lattice.weights, uniforms.shape
-    if lattice.options:
-        w, uniforms = (x.reshape(*x.shape[:-1], len(Q), lattice.options) for x in (w, uniforms))
-    walk = choose if lattice.options else step
-    y = jax.vmap(lambda u: lax.scan(walk, lattice.capacity, (Q, w, u), reverse=True)[1])(uniforms)
-    return y.reshape(shape)
+    w, u = lattice.weights, uniforms.T
+    if m:
+        w, u = w.reshape(len(Q), m), u.reshape(len(Q), m, samples)
+    start = jnp.broadcast_to(lattice.capacity, (samples,))
+    y = _scan(choose if m else step, start, (Q, w, u), reverse=True)[1]
+    return y.reshape(uniforms.T.shape).T
 
 
 def solve(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Array:
     """The best selection (n,); of ties, the one that skips the later item or takes the earlier option."""
-    return sample(theta, lattice, gamma, regularizer, jnp.full_like(theta, 0.5)[None])[0]
+    return sample(theta, lattice, gamma, regularizer, jnp.full((1, *theta.shape), 0.5, theta.dtype))[0]
 
 
 def _chances(lattice: Lattice, Q: Array, y: Array) -> tuple[Any, Array, Array]:
