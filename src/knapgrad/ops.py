@@ -7,7 +7,7 @@ names. Kernels compute functions of theta / gamma: ``value(theta; gamma) = gamma
 
 from __future__ import annotations
 
-from math import inf, prod
+from math import inf, nan, prod
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -139,7 +139,8 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
 
     Returns:
         (*samples, *batch), computed in float64 (in JAX if x64 is on), of theta's type. Differentiable in theta and
-        gamma in torch and JAX; the gradient of a log-probability of -inf is taken as 0.
+        gamma in torch and JAX; the gradient of a log-probability of -inf is taken as 0. A y that is neither 0 nor 1 is
+        an error, or NaN where it cannot be looked at: on a device, and under jit.
 
     >>> import numpy as np, knapgrad as kg
     >>> y = np.array([1, 0, 1, 0])
@@ -163,6 +164,8 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     else:
         flat = selections.reshape((prod(y.shape[: y.ndim - theta.ndim]), *scores.shape))
         result = backend.log_prob(scores, flat, *call.problem).reshape(selections.shape[:-1])
+    if seen is None:
+        result = backend.where(((selections == 0) | (selections == 1)).all(-1), result, nan)
     return backend.as_total(result, theta)
 
 

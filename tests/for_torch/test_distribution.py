@@ -451,3 +451,16 @@ def test_a_capacity_without_limit_costs_nothing_in_the_divergence():
     )
     near = [kg.torch.SubsetDistribution(x.theta, kg.Knapsack([2, 3], 5), x.regularizer) for x in (p, q)]
     torch.testing.assert_close(kl_divergence(p, q), kl_divergence(*near))
+
+
+def test_a_finite_kl_divergence_has_a_finite_gradient():
+    """Also where the other one never reaches states that this one does not reach either."""
+    rng = np.random.default_rng
+    theta = torch.tensor(rng(0).normal(size=(3, 5)), requires_grad=True)
+    limit = kg.Knapsack([3, 1, 2, 2, 4], 6)
+    p = kg.torch.SubsetDistribution(theta, limit, kg.Shannon(0.7))
+    q = kg.torch.SubsetDistribution(torch.tensor(rng(1).normal(size=(3, 5))), limit, kg.Gini(1.5))
+    divergence = torch.distributions.kl_divergence(p, q)
+    finite = divergence.isfinite()
+    assert finite.tolist() == [False, True, True]
+    assert torch.autograd.grad(divergence[finite].sum(), theta)[0].isfinite().all()

@@ -1,4 +1,10 @@
-"""JAX arrays. The operations are in :mod:`knapgrad` and take them as they are, under every transformation."""
+"""A distribution and layers for JAX. The operations are in :mod:`knapgrad` and take its arrays as they are, under every
+transformation; constraints and regularizers are pytrees."""
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["Relax", "Sample", "SubsetDistribution"]
 
 try:
     import jax as _jax
@@ -9,3 +15,16 @@ if _jax.__version_info__ < (0, 10):
         f"knapgrad needs JAX 0.10 or later, found {_jax.__version__}; install it, with Python 3.11 or later, by: "
         "pip install 'knapgrad[jax]'"
     )
+
+_PLACES = {"Relax": "layers", "Sample": "layers", "SubsetDistribution": "distribution"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when they are used: :mod:`knapgrad` itself imports parts of this package."""
+    if name in _PLACES:
+        return getattr(import_module(f"knapgrad.jax.{_PLACES[name]}"), name)
+    raise AttributeError(f"module 'knapgrad.jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -184,6 +184,55 @@ def _log_prob_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
     return result, derivative(_constant(theta), lattice, _constant(gamma), y, direction)
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def recall(
+    regularizer: str, theta: Array, lattice: Lattice, gamma: Array, value: Array, mean: Array
+) -> tuple[Array, Array]:
+    """:func:`operator`, where its results are known."""
+    return value, mean
+
+
+@recall.defjvp
+def _recall_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
+    theta, lattice, gamma, value, mean = primals
+    direction = _direction(theta, gamma, tangents[0], tangents[2])
+    return (value, mean), ((mean * direction).sum(-1), _product(regularizer, theta, lattice, gamma, direction))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def surrogate(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, y: Array) -> Array:
+    """Selections y (samples, *batch, n), with the derivative of relax."""
+    return y
+
+
+@surrogate.defjvp
+def _surrogate_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
+    theta, lattice, gamma, y = primals
+    direction = _direction(theta, gamma, tangents[0], tangents[2])
+    return y, jnp.broadcast_to(_product(regularizer, theta, lattice, gamma, direction), y.shape)
+
+
+def tabulate(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> tuple[Array, Array, Array]:
+    """The smoothed optimum (*batch,), the relaxed selection (*batch, n) and the tables (*batch, ...); detached."""
+    theta, gamma = lax.stop_gradient((theta, gamma))
+    return _batched(jax_scan.tabulate, regularizer, 0, theta, lattice, gamma, ())
+
+
+def walk(theta: Array, lattice: Lattice, value: Array, tables: Array, uniforms: Array) -> Array:
+    """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape, and tables."""
+
+    def one(theta: Array, lattice: Lattice, gamma: Array, _: str, uniforms: Array, value: Array, Q: Array) -> Array:
+        return jax_scan.walk(lattice, value[0], Q[0], uniforms)
+
+    return _batched(one, "", 1, theta, lattice, jnp.ones((), theta.dtype), (uniforms, value[None], tables[None]))
+
+
+def mode(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> Array:
+    """The most probable selection (*batch, n)."""
+    theta, gamma = lax.stop_gradient((theta, gamma))
+    return _batched(jax_scan.mode, regularizer, 0, theta, lattice, gamma, ())
+
+
 def sample(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, uniforms: Array) -> Array:
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     theta, gamma = lax.stop_gradient((theta, gamma))

@@ -55,7 +55,7 @@ def varying(tree: Any) -> Any:
     return jax.tree.map(mark, tree)
 
 
-def _scan(step: Callable[..., Any], carry: Any, items: Any, reverse: bool = False) -> Any:
+def scan(step: Callable[..., Any], carry: Any, items: Any, reverse: bool = False) -> Any:
     """``lax.scan``, whose carry is batched and sharded, and differs between devices, as soon as an item does."""
     zeros = [x[:0].sum() for x in jax.tree.leaves(items)]  # sums of nothing
 
@@ -70,7 +70,7 @@ def _scan(step: Callable[..., Any], carry: Any, items: Any, reverse: bool = Fals
 # Rows over the capacities 0..reach.
 
 
-def _up(row: Array, w: Array, heaviest: int) -> Array:
+def shifted(row: Array, w: Array, heaviest: int) -> Array:
     """``row[c - w]`` for every c, and an arbitrary number where c < w."""
     return lax.dynamic_slice(jnp.concatenate([row[:heaviest], row]), (heaviest - w,), row.shape)
 
@@ -86,7 +86,7 @@ def _capacities(lattice: Lattice) -> Array:
 
 def _ups(row: Array, w: Array, heaviest: int) -> Array:
     """:func:`_up` by each of several weights, (options, reach + 1)."""
-    return jax.vmap(lambda w: _up(row, w, heaviest))(w)
+    return jax.vmap(lambda w: shifted(row, w, heaviest))(w)
 
 
 # Choices. Their options are in an order of our own, in which every level of the tournament joins two slices: first come
@@ -147,7 +147,7 @@ def _fill(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tup
     def step(V: Array, item: tuple[Array, Array]) -> Any:
         score, w = item
         fits = c >= w
-        joined, q = smooth(_up(V, w, lattice.heaviest) + score, V)
+        joined, q = smooth(shifted(V, w, lattice.heaviest) + score, V)
         return jnp.where(fits, joined, V), jnp.where(fits, q, 0)
 
     def choose(V: Array, choice: tuple[Array, Array]) -> Any:
@@ -167,7 +167,7 @@ def _fill(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tup
     with float64(True):
         V = jnp.zeros(c.shape) if lattice.slack is None else jnp.where(c > lattice.slack, INFEASIBLE, 0.0)
         rows = _rows(_scores(theta, gamma), lattice), _rows(lattice.weights, lattice)
-        return _scan(choose if lattice.options else step, V, rows)
+        return scan(choose if lattice.options else step, V, rows)
 
 
 def _optimum(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
@@ -187,7 +187,7 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
         q, w, z_i = item
         fits = c >= w
         added, slope = source(q, z_i)
-        change = _up(T, w, lattice.heaviest) - T
+        change = shifted(T, w, lattice.heaviest) - T
         return jnp.where(fits, T + q * change + added, T), jnp.where(fits, dprob(q) * (change + slope), 0)
 
     def join(pick: Array, skip: Array, picked: Array, skipped: Array) -> tuple[Array, ...]:
@@ -211,7 +211,7 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
         return nodes[0], R
 
     rows = Q, _rows(lattice.weights, lattice), _rows(z, lattice)
-    T, R = _scan(choose if lattice.options else step, jnp.zeros(c.shape, Q.dtype), rows)
+    T, R = scan(choose if lattice.options else step, jnp.zeros(c.shape, Q.dtype), rows)
     return T[lattice.capacity], R
 
 
@@ -250,9 +250,9 @@ def _collect(lattice: Lattice, E: Array, Q: Array, R: Array | None = None) -> Ar
 
     w, options = _rows(lattice.weights, lattice), lattice.options
     if R is None:
-        y = _scan(choose if options else step, E, (Q, w), reverse=True)[1]
+        y = scan(choose if options else step, E, (Q, w), reverse=True)[1]
     else:
-        y = _scan(tangent_choose if options else tangent_step, (E, 0.0 * E), (Q, R, w), reverse=True)[1]
+        y = scan(tangent_choose if options else tangent_step, (E, 0.0 * E), (Q, R, w), reverse=True)[1]
     return _items(y, lattice)
 
 
@@ -302,9 +302,20 @@ def entropy(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> t
     return tangent + 0.0 * value, _collect(lattice, _goal(lattice, value), Q, R)
 
 
+def tabulate(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array, Array]:
+    """The smoothed optimum, the relaxed selection (n,) and the table."""
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
+    y = _collect(lattice, _goal(lattice, value), Q)
+    return value, jnp.where(y > 1.0, 1.0, y), Q
+
+
 def sample(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, uniforms: Array) -> Array:
     """A selection for each row of uniform numbers (samples, n) in [0, 1). A choice uses the first of its numbers."""
-    value, Q = _optimum(theta, lattice, gamma, regularizer)
+    return walk(lattice, *_optimum(theta, lattice, gamma, regularizer), uniforms)
+
+
+def walk(lattice: Lattice, value: Array, Q: Array, uniforms: Array) -> Array:
+    """The same with a table that is known."""
     samples, m = len(uniforms), lattice.options
 
     def step(c: Array, item: Any) -> Any:
@@ -324,7 +335,7 @@ def sample(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, unifo
     if m:
         w, u = w.reshape(len(Q), m), u.reshape(len(Q), m, samples)
     start = jnp.broadcast_to(lattice.capacity, (samples,))
-    y = _scan(choose if m else step, start, (Q, w, u), reverse=True)[1]
+    y = scan(choose if m else step, start, (Q, w, u), reverse=True)[1]
     return y.reshape(uniforms.T.shape).T
 
 
@@ -346,6 +357,33 @@ def _chances(lattice: Lattice, Q: Array, y: Array) -> tuple[Any, Array, Array]:
         at = at[0], picked[..., _order(lattice.options)].argmax(-1), at[1]
         return at, jnp.where(picked.sum(-1) == 1, Q[at], 0.0), jnp.ones(used.shape, Q.dtype)
     return at, jnp.where(picked, Q[at], 1.0 - Q[at]), jnp.where(picked, 1.0, -1.0)
+
+
+def mode(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Array:
+    """The selection (n,) of the highest probability."""
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
+    c = _capacities(lattice)
+
+    def log(p: Array) -> Array:
+        return jnp.where(p > 0, jnp.log(jnp.where(p > 0, p, 1.0)), INFEASIBLE)
+
+    def step(M: Array, item: Any) -> Any:
+        q, w = item[0].astype(M.dtype), item[1]
+        pick = jnp.where(c >= w, shifted(M, w, lattice.heaviest) + log(q), INFEASIBLE)
+        skip = M + log(1.0 - q)
+        return jnp.maximum(jnp.where(pick > skip, pick, skip), INFEASIBLE), (pick > skip) + 0.0 * item[0]  # [mode]
+
+    def choose(M: Array, choice: Any) -> Any:
+        P, w = choice[0].astype(M.dtype), choice[1]
+        nodes = jnp.where(c >= w[:, None], _ups(M, w, lattice.heaviest) + log(P), INFEASIBLE)
+        best = jnp.where(nodes == nodes.max(0), _order(lattice.options)[:, None], lattice.options).min(0)
+        hard = (_order(lattice.options)[:, None] == best) + 0.0 * choice[0]
+        return jnp.maximum(nodes.max(0), INFEASIBLE), hard
+
+    with float64(True):
+        rows = Q, _rows(lattice.weights, lattice)
+        _, hard = scan(choose if lattice.options else step, jnp.zeros(c.shape, jnp.float64), rows)
+    return walk(lattice, value, hard, jnp.full((1, *theta.shape), 0.5, theta.dtype))[0]
 
 
 def log_prob(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, y: Array) -> Array:

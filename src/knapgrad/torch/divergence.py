@@ -144,6 +144,8 @@ def _shifted(row: Tensor, w: Tensor, fill: float) -> Tensor:
 
 
 def _relative(a: Tensor, b: Tensor) -> Tensor:
-    """a log(a / b), 0 where a is."""
-    safe = torch.where(a > 0, a, 1.0)
-    return torch.where(a > 0, safe * (safe.log() - torch.where(a > 0, b, 1.0).log()), 0.0)
+    """a log(a / b), 0 where a is, inf where only b is 0. (Without a derivative there: inf times 0 would be NaN in states
+    that p never reaches.)"""
+    safe, never = torch.where(a > 0, a, 1.0), (a > 0) & (b <= 0)
+    difference = safe.log() - torch.where((a > 0) & ~never, b, 1.0).log()
+    return torch.where(never, inf, torch.where(a > 0, safe * difference, 0.0))
