@@ -15,7 +15,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec  # noqa: E402
 
 import knapgrad as kg  # noqa: E402
 
-pytestmark = pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices")
+pytestmark = [
+    pytest.mark.skipif(jax.device_count() < 4, reason="needs four devices"),
+    pytest.mark.usefixtures("quick_compiler"),
+]
 
 LIMIT, SMOOTHING, KEY = kg.Knapsack([3, 1, 2, 2, 4], 6), kg.Gini(0.5), jax.random.key(0)
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -84,6 +87,7 @@ def check(way: str, function: Callable[[Any, Any], Any], theta: Any, limit: Any,
     assert len(found.sharding.device_set) == 4 and found.sharding.spec[0] == "batch"
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_runs_where_its_instances_are(name, way):

@@ -16,6 +16,8 @@ from jax import lax  # noqa: E402
 
 import knapgrad as kg  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compiler")
+
 WEIGHTS, GROUPS = [3, 1, 2, 2, 4], [[1, 2], [1, 3], [2, 5]]
 CONSTRAINTS: dict[str, Callable[[], kg.Constraint]] = {
     "top-k": lambda: kg.TopK(2),
@@ -58,6 +60,7 @@ def test_a_round_trip_gives_an_equal_one(make):
     assert jax.tree.map(lambda x: jnp.asarray(x) if x.max() < 2**31 else x, constraint) == constraint  # on the device
 
 
+@pytest.mark.thinned(4)
 def test_an_argument_of_a_jitted_function_compiles_once(make):
     traced = []
 
