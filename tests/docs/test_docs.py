@@ -59,6 +59,13 @@ def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
         assert (namespace[name][~namespace["mask"]] == 0).all(), "padding is selected"
 
 
+def test_the_code_of_the_page_on_jax_runs():
+    pytest.importorskip("jax")
+    namespace: dict[str, object] = {"__name__": "page"}
+    for number, block in enumerate(blocks(ROOT / "docs" / "jax.md"), start=1):
+        exec(compile(block, f"docs/jax.md, block {number}", "exec"), namespace)
+
+
 def test_links_of_the_readme_point_at_files():
     targets = re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8"))
     assert [target for target in targets if not (ROOT / target).exists()] == []

@@ -634,3 +634,33 @@ def test_a_batch_over_two_devices_needs_no_communication():
         capture_output=True, text=True, timeout=300, env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.stdout.strip() == "done", done.stderr[-3000:]
+
+
+# Widths and extremes.
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: kg.solve(jnp.ones(3), kg.Knapsack([2**59, 2**59, 1], 2**59)),
+        lambda: jax.jit(lambda c: kg.solve(jnp.ones(3), kg.Knapsack([2**33, 2**33, 1], c)))(5),
+        lambda: jax.jit(lambda w: kg.solve(jnp.ones(3), kg.Knapsack(w, 3, max_capacity=2**31)))(jnp.ones(3, jnp.int32)),
+    ],
+    ids=["known", "traced capacity", "traced weights"],
+)
+def test_a_table_beyond_32_bit_indices_is_an_error(call):
+    with pytest.raises(ValueError, match="32-bit indices of JAX"):
+        call()
+
+
+@pytest.mark.parametrize("regularizer", SMOOTHINGS)
+def test_scores_beyond_the_range_of_float32_in_units_of_gamma(regularizer):
+    scores, smoothing = np.array([3e30, 1e30, -2e30, 2e30], np.float32), SMOOTHINGS[regularizer](1e-12)
+    for limit in (kg.TopK(2), kg.Knapsack([1, 2, 1, 2], 3)):
+        y = kg.solve(scores, limit)
+        np.testing.assert_array_equal(kg.relax(jnp.asarray(scores), limit, smoothing), y)
+        np.testing.assert_array_equal(kg.solve(jnp.asarray(scores), limit), y)
+        np.testing.assert_array_equal(kg.sample(jnp.asarray(scores), limit, smoothing, rng=jax.random.key(0)), y)
+        assert kg.entropy(jnp.asarray(scores), limit, smoothing) == 0
+        slope = jax.grad(lambda theta: (kg.relax(theta, limit, smoothing) * jnp.arange(4.0)).sum())
+        np.testing.assert_array_equal(slope(jnp.asarray(scores)), 0 * y)

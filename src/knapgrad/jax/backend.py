@@ -64,6 +64,12 @@ def log_prob(theta: Array, y: Array, lattice: Lattice, gamma: Any, regularizer: 
 def lattice(constraint: Constraint, theta: Array) -> Lattice:
     """In int32, since no weight above the reach matters; a capacity that is not valid is -1."""
     known = constraint.lattice(theta.shape[-1])
+    if theta.shape[-1] * (known.reach + 1) >= 2**31:
+        raise ValueError(
+            f"a table of {theta.shape[-1]:,} x {known.reach + 1:,} entries is beyond the 32-bit indices of JAX; divide "
+            "weights and capacity by a common factor, or give a smaller capacity or max_capacity; if there is none, "
+            "from_real(weights, capacity, resolution=...) rounds them safely"
+        )
     capacity, slack, reach = _clipped(known.capacity, -1, known.reach), known.slack, known.reach
     if slack is not None:
         slack = _clipped(slack - (known.capacity - capacity), -1, reach)

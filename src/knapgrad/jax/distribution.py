@@ -84,9 +84,12 @@ class SubsetDistribution:
 
         Gradients are exact in expectation for losses that are linear in the selection, and surrogates for others.
         """
-        lattice, gamma, name = self._problem
-        drawn = _surrogate(name, self._scores, lattice, gamma, self._drawn(key, sample_shape))
+        drawn = self._with_derivative(self._drawn(key, sample_shape))
         return self._whole(drawn).reshape(*sample_shape, *self.theta.shape)
+
+    def straight_through(self) -> Array:
+        """The best selection, as :func:`knapgrad.solve`, whose derivative is that of the mean."""
+        return self._whole(self._with_derivative(backend.solve(self._scores, self._problem[0])[None])[0])
 
     def log_prob(self, y: Array) -> Array:
         """(*samples, *batch) for selections (*samples, *batch, *event); -inf for those that are never drawn, NaN for
@@ -160,6 +163,10 @@ class SubsetDistribution:
         scores, (value, _, tables) = self._scores, self._tabulated
         uniforms = backend.uniforms(key, (prod(sample_shape), *scores.shape), scores)
         return _walk(jax.lax.stop_gradient(scores), self._problem[0], value, tables, uniforms)
+
+    def _with_derivative(self, y: Array) -> Array:
+        lattice, gamma, name = self._problem
+        return _surrogate(name, self._scores, lattice, gamma, y)
 
     def _whole(self, y: Array) -> Array:
         return backend.as_type(self._call.whole(y), self.theta)

@@ -39,8 +39,9 @@ class Relax:
     hard: bool = False
 
     def __call__(self, theta: Array) -> Array:
-        soft = ops.relax(theta, self.constraint, self.regularizer)
-        return ops.solve(theta, self.constraint) + soft - jax.lax.stop_gradient(soft) if self.hard else soft
+        if self.hard:
+            return SubsetDistribution(theta, self.constraint, self.regularizer).straight_through()
+        return ops.relax(theta, self.constraint, self.regularizer)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["constraint", "regularizer"], meta_fields=[])

@@ -178,6 +178,11 @@ def _optimum(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> 
         return jnp.where((goal < 0) | (V[goal] < FEASIBLE), jnp.nan, V[goal]).astype(theta.dtype), Q
 
 
+def _nothing(value: Array) -> Array:
+    """0, or NaN if the value is; not if it is infinite, since theta / gamma may be beyond the range of its type."""
+    return jnp.where(jnp.isnan(value), jnp.nan, 0.0).astype(value.dtype)
+
+
 def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Array) -> tuple[Array, Array]:
     """[V'] at the capacity, and the table [Q'] or [P']."""
     dprob, c = _functions(regularizer)["dprob"], _capacities(lattice)
@@ -217,7 +222,7 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
 
 def _goal(lattice: Lattice, value: Array) -> Array:
     """All paths start at the capacity. The value is an argument so that its NaN reaches every item."""
-    return (_capacities(lattice) == lattice.capacity).astype(value.dtype) + 0.0 * value
+    return (_capacities(lattice) == lattice.capacity).astype(value.dtype) + _nothing(value)
 
 
 def _collect(lattice: Lattice, E: Array, Q: Array, R: Array | None = None) -> Array:
@@ -299,7 +304,7 @@ def entropy(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> t
     """The Shannon entropy of the distribution over selections, and its gradient (n,)."""
     value, Q = _optimum(theta, lattice, gamma, regularizer)
     tangent, R = _follow(lattice, regularizer, Q, "entropy", jnp.zeros_like(theta))
-    return tangent + 0.0 * value, _collect(lattice, _goal(lattice, value), Q, R)
+    return tangent + _nothing(value), _collect(lattice, _goal(lattice, value), Q, R)
 
 
 def tabulate(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array, Array]:
@@ -316,12 +321,12 @@ def sample(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, unifo
 
 def walk(lattice: Lattice, value: Array, Q: Array, uniforms: Array) -> Array:
     """The same with a table that is known."""
-    samples, m = len(uniforms), lattice.options
+    nothing, samples, m = _nothing(value), len(uniforms), lattice.options
 
     def step(c: Array, item: Any) -> Any:
         row, w, u = item
         q = row[c]
-        return jnp.where(u < q, c - w, c), (u < q) + 0.0 * (q + value)  # [sample]; NaN stays NaN
+        return jnp.where(u < q, c - w, c), (u < q) + 0.0 * q + nothing  # [sample]; NaN stays NaN
 
     def choose(c: Array, choice: Any) -> Any:
         P, w, u = choice
@@ -329,7 +334,7 @@ def walk(lattice: Lattice, value: Array, Q: Array, uniforms: Array) -> Array:
         reached = jnp.cumsum(p[::-1], axis=0)[::-1]  # of this option and those after it
         last = jnp.where((p > 0) & (u[0] < reached), options, -1).max(0)
         picked = options == jnp.where(last < 0, (p > 0).argmax(0), last)  # [sample]
-        return c - jnp.where(picked, w[:, None], 0).sum(0, dtype=c.dtype), picked + 0.0 * (p + value)
+        return c - jnp.where(picked, w[:, None], 0).sum(0, dtype=c.dtype), picked + 0.0 * p + nothing
 
     w, u = lattice.weights, uniforms.T
     if m:
@@ -389,7 +394,7 @@ def mode(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Arra
 def log_prob(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, y: Array) -> Array:
     """Log-probabilities (samples,) of selections y (samples, n)."""
     value, Q = _optimum(theta, lattice, gamma, regularizer)
-    return jnp.log(_chances(lattice, Q, y)[1]).sum(-1) + 0.0 * value  # [log-prob]
+    return jnp.log(_chances(lattice, Q, y)[1]).sum(-1) + _nothing(value)  # [log-prob]
 
 
 def log_prob_jvp(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, y: Array, z: Array) -> Array:

@@ -144,8 +144,8 @@ def _shifted(row: Tensor, w: Tensor, fill: float) -> Tensor:
 
 
 def _relative(a: Tensor, b: Tensor) -> Tensor:
-    """a log(a / b), 0 where a is, inf where only b is 0. (Without a derivative there: inf times 0 would be NaN in states
-    that p never reaches.)"""
+    """a log(a / b), 0 where a is, inf where only b is 0; without a derivative there, since inf times 0 would be NaN in
+    states that p never reaches."""
     safe, never = torch.where(a > 0, a, 1.0), (a > 0) & (b <= 0)
     difference = safe.log() - torch.where((a > 0) & ~never, b, 1.0).log()
     return torch.where(never, inf, torch.where(a > 0, safe * difference, 0.0))
