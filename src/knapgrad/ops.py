@@ -165,7 +165,10 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
         flat = selections.reshape((prod(y.shape[: y.ndim - theta.ndim]), *scores.shape))
         result = backend.log_prob(scores, flat, *call.problem).reshape(selections.shape[:-1])
     if seen is None:
-        result = backend.where(((selections == 0) | (selections == 1)).all(-1), result, nan)
+        hard = (y == 0) | (y == 1)
+        for _ in range(constraint.event_dims):
+            hard = hard.all(-1)
+        result = backend.where(hard, result, nan)
     return backend.as_total(result, theta)
 
 

@@ -198,6 +198,7 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
     def join(pick: Array, skip: Array, picked: Array, skipped: Array) -> tuple[Array, ...]:
         mass, change = picked + skipped, pick - skip
         q = jnp.where(mass > 0, picked / jnp.where(mass > 0, mass, 1.0), 0.0)  # [Q]
+        q = jnp.where(q > 1.0, 1.0, q)  # a GPU does not round quotients to the nearest
         added, slope = source(q, 0.0)
         return skip + q * change + added, mass, q, mass * dprob(q) * (change + slope)  # [V'], [Q']
 
