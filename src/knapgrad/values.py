@@ -129,10 +129,9 @@ def _shown(x: Any) -> str:
 
 
 def register(cls: type[Value]) -> None:
-    """Makes a class a pytree, if JAX is there."""
-    try:
-        from knapgrad.jax import pytrees
-    except ImportError:  # an older version of JAX, which is said when it is used
-        return
+    """Makes a class a pytree of JAX, once."""
     cls._is_pytree = True
-    pytrees.register(cls)
+    with suppress(ImportError):  # an older version of JAX: that is said when it is used
+        from knapgrad.jax import pytrees
+
+        pytrees.register(cls)
