@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pytest import MonkeyPatch
 
 
 @dataclass(frozen=True)
@@ -153,14 +154,24 @@ def _torch_on(name: str, device: str) -> Backend:
     return _torch_backend(name, device)
 
 
-def _jax(name: str, x64: bool) -> Backend:
-    """float64 is off unless it is switched on, and the contract of float32 holds without it."""
+def _jax(name: str, x64: bool, scan: bool = False) -> Backend:
+    """float64 is off unless it is switched on, and the contract of float32 holds without it. ``scan``: as on devices
+    that have no kernels of ours."""
     if not importlib.util.find_spec("jax"):
         return _missing(name, "jax is not installed")
     import jax
     import jax.numpy as jnp
 
     from knapgrad.kernels.jax_scan import float64
+    from knapgrad.kernels.numba import from_jax as on_cpu
+    from knapgrad.kernels.triton import from_jax as on_cuda
+
+    @contextmanager
+    def scanning() -> Iterator[None]:
+        with MonkeyPatch.context() as patch, jax.default_matmul_precision("highest"):
+            for place in (on_cpu, on_cuda):
+                patch.setattr(place, "find", lambda *_: None)
+            yield  # the precision is nothing to us, but JAX keeps what it compiled under another one apart
 
     def refuse(_: int) -> Any:
         raise RuntimeError("JAX has no global generator")
@@ -170,7 +181,7 @@ def _jax(name: str, x64: bool) -> Backend:
         """Most of a test is compiling: XLA should not try hard. (tests/for_jax has what runs optimised.)"""
         jax.config.update("jax_disable_most_optimizations", True)
         try:
-            with float64(x64):
+            with float64(x64), scanning() if scan else nullcontext():
                 yield
         finally:
             jax.config.update("jax_disable_most_optimizations", False)
@@ -195,4 +206,5 @@ BACKENDS: dict[str, Backend] = {
     "cuda": _torch_on("cuda", "cuda"),
     "jax": _jax("jax", x64=False),
     "jax-x64": _jax("jax-x64", x64=True),
+    "jax-scan": _jax("jax-scan", x64=False, scan=True),
 }

@@ -22,6 +22,7 @@ import knapgrad as kg  # noqa: E402
 from backends import TOLERANCES  # noqa: E402
 from instances import Problem  # noqa: E402
 from knapgrad.kernels import jax_scan  # noqa: E402
+from knapgrad.kernels.numba import from_jax as on_cpu  # noqa: E402
 from oracles import LONG_IS_LONGER, Limits, chi_square_p_value, long_table  # noqa: E402
 
 SMOOTHINGS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
@@ -470,6 +471,7 @@ def test_near_ties_in_float32_and_that_they_need_float64(regularizer, constraint
 
     if ON_GPU:
         return  # the kernels have it whatever is switched on
+    monkeypatch.setattr(on_cpu, "find", lambda *_: None)
     monkeypatch.setattr(jax_scan, "float64", lambda on: nullcontext())
     with pytest.warns(UserWarning, match="float64"):
         other_shape = jnp.asarray(theta)[None, None]  # JAX remembers what it has compiled

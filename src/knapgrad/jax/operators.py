@@ -17,19 +17,22 @@ from jax import Array, lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from knapgrad.kernels import jax_scan
-from knapgrad.kernels.triton import from_jax
+from knapgrad.kernels.numba import from_jax as on_cpu
+from knapgrad.kernels.triton import from_jax as on_cuda
 from knapgrad.lattice import Lattice
 
 
 def _run(
     name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Array, *extra: Array, axis: int = 0
 ) -> Any:
-    """The kernel of that name: fused on a GPU where it can be, elsewhere a scan. In extras the batch is that axis."""
+    """The kernel of that name: fused on CPUs and CUDA devices where it can be, elsewhere a scan. In extras the batch is
+    that axis."""
     scan = partial(_batched, getattr(jax_scan, name), regularizer, axis)
-    fused = from_jax.find(name, regularizer, theta, lattice)
-    if fused is None:
+    found = {place.PLATFORM: place.find(name, regularizer, theta, lattice) for place in (on_cpu, on_cuda)}
+    fused = {platform: function for platform, function in found.items() if function is not None}
+    if not fused:
         return scan(theta, lattice, gamma, extra)
-    return lax.platform_dependent(theta, lattice, gamma, extra, default=scan, **{from_jax.PLATFORM: fused})
+    return lax.platform_dependent(theta, lattice, gamma, extra, default=scan, **fused)
 
 
 def _batched(
@@ -134,13 +137,13 @@ def _constant_jvp(primals: Any, tangents: Any) -> Any:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def entropy(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> Array:
-    return _run("entropy", regularizer, theta, lattice, gamma)[0]
+    return _run("entropy", regularizer, theta, lattice, gamma)
 
 
 @entropy.defjvp
 def _entropy_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
     theta, lattice, gamma = primals
-    result, gradient = _run("entropy", regularizer, _constant(theta), lattice, _constant(gamma))
+    result, gradient = _run("entropy_grad", regularizer, _constant(theta), lattice, _constant(gamma))
     return result, (gradient * _direction(theta, gamma, tangents[0], tangents[2])).sum(-1)
 
 

@@ -9,8 +9,9 @@ LONG = 1.0  # seconds
 
 
 def mention(kernel: Any, dtype: str, seconds: float) -> None:
+    """Of a kernel, or what goes by a name."""
     if seconds > LONG:
         logging.getLogger("knapgrad").warning(
             "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
-            kernel.__name__, dtype, seconds,
+            getattr(kernel, "__name__", kernel), dtype, seconds,
         )  # fmt: skip

@@ -301,8 +301,13 @@ def vjp(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, z: Array
     return _collect(lattice, _goal(lattice, value), Q, R)
 
 
-def entropy(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
-    """The Shannon entropy of the distribution over selections, and its gradient (n,)."""
+def entropy(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Array:
+    """The Shannon entropy of the distribution over selections."""
+    return entropy_grad(theta, lattice, gamma, regularizer)[0]
+
+
+def entropy_grad(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
+    """The same, and its gradient (n,)."""
     value, Q = _optimum(theta, lattice, gamma, regularizer)
     tangent, R = _follow(lattice, regularizer, Q, "entropy", jnp.zeros_like(theta))
     return tangent + _nothing(value), _collect(lattice, _goal(lattice, value), Q, R)

@@ -31,3 +31,11 @@ def call_first(kernel: Any, types: tuple[Any, ...], arguments: tuple[Any, ...]) 
         mention(kernel, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds)
     found = kernel.overloads.get(tuple(map(typeof, arguments)))
     return _entries.setdefault((kernel, types), getattr(found, "entry_point", kernel))
+
+
+def address_of(kernel: Any, types: tuple[Any, ...]) -> int:
+    """Of the code of a kernel, compiled for arguments of these types, as other compiled code calls it. There is no
+    public way: where a version of Numba differs, an error says so, and JAX runs its scan."""
+    kernel.compile(types)
+    compiled = kernel.overloads[types]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)

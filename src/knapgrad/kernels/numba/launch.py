@@ -23,7 +23,7 @@ from knapgrad.lattice import tournament
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
-_NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
+NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
 _LARGEST_MEMO = 64  # plans
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
@@ -61,7 +61,7 @@ def _plan(
     groups = -(-size // batch.stride)
     narrow = rows * row + 2 * n * lanes + tables * cells
     sizes = (steps + 1) * COLUMNS + samples * lanes, row + n * lanes + slots, narrow + 4 * slots, cells
-    time = weight * groups * cells / lanes * _NANOSECONDS_PER_VECTOR
+    time = weight * groups * cells / lanes * NANOSECONDS_PER_VECTOR
     if len(lattice.memo) >= _LARGEST_MEMO:
         lattice.memo.clear()
     types = *variants, theta.dtype.char, lattice.options > 0
@@ -81,7 +81,7 @@ def _batch(theta, lattice, keeps, complete, entries):
     slack = _ALL if lattice.slack is None else _per_instance(lattice.slack, shape[:-1])
     tree, margin, steps = None, 0, n
     if options:
-        tree, margin, steps = _tree(options), lattice.heaviest, n // options
+        tree, margin, steps = tree_of(options), lattice.heaviest, n // options
         if margin > lattice.reach:
             weights = np.minimum(weights, margin)
     limits = weights, _per_instance(lattice.capacity, shape[:-1]), slack
@@ -96,7 +96,7 @@ def _batch(theta, lattice, keeps, complete, entries):
     return Batch(np.empty((0, n), theta.dtype), *limits, _UNIT, stride, *flags, reach), cells
 
 
-_tree = cache(lambda options: tournament(options).reshape(-1))
+tree_of = cache(lambda options: tournament(options).reshape(-1))
 
 
 def _ready(array, dtype=None):

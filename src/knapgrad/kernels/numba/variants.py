@@ -24,7 +24,7 @@ kernel = njit(nogil=True, error_model="numpy", cache=True)
 # Numba's cache on disk notices changes only in the file of a kernel. A hash of the other files in the name of a type
 # makes it notice those too.
 _FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(str(lattice.__file__))]
-_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()[:16]
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()[:16]
 
 
 class Variant:
@@ -41,7 +41,7 @@ class VariantType(types.Type):
 
     def __init__(self, variant: str, functions: str) -> None:
         self.variant = variant
-        super().__init__(name=f"Variant({variant}, {functions}, {_SOURCES})")
+        super().__init__(name=f"Variant({variant}, {functions}, {SOURCES})")
 
 
 @register_model(VariantType)

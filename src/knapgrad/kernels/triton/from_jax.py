@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from knapgrad.kernels import jax_calls
 from knapgrad.kernels.jax_scan import float64
 from knapgrad.kernels.triton import plan
 from knapgrad.lattice import Lattice
@@ -54,42 +55,14 @@ def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> Callabl
     function = _FUNCTIONS.get(name)
     if function is None or lattice.options or theta.size == 0 or multiprocessors() == 0:
         return None
-    tables = 2 if name in ("vjp", "entropy") else 1
+    tables = 2 if name in ("vjp", "entropy", "entropy_grad") else 1
     if plan.is_shared(theta.shape[-1], lattice.reach, tables * theta.dtype.itemsize):
         return None  # rows so long that a scan keeps the device busy
 
     def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
         return function(Batch(theta, lattice, gamma, regularizer), *extra)
 
-    return _foldable(call, axis=1 if name in _PATHS else 0)
-
-
-def _foldable(function: Callable[..., Any], axis: int) -> Callable[..., Any]:
-    """``vmap`` puts one more axis in front of the batch, which starts at ``axis`` in extras and results."""
-    call = jax.custom_batching.custom_vmap(function)
-
-    @call.def_vmap
-    def fold(size: int, batched: Any, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
-        def whole(x: Array, is_batched: bool, axis: int = 0) -> Array:
-            x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-            return jnp.moveaxis(x, 0, axis)
-
-        def constant(x: Array, is_batched: bool, rank: int) -> Array:
-            return x.reshape(size, *(1,) * (rank - x.ndim), *x.shape[1:]) if is_batched else x
-
-        theta_is, lattice_is, gamma_is, extra_is = batched
-        theta = whole(theta, theta_is)
-        ranks = {"weights": theta.ndim, "capacity": theta.ndim - 1, "slack": theta.ndim - 1}
-        lattice = lattice.replace(**{
-            name: constant(getattr(lattice, name), getattr(lattice_is, name), rank)
-            for name, rank in ranks.items()
-            if getattr(lattice, name) is not None
-        })  # fmt: skip
-        gamma = constant(gamma, gamma_is, theta.ndim - 1)
-        results = call(theta, lattice, gamma, tuple(whole(x, b, axis) for x, b in zip(extra, extra_is)))
-        return jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), results), jax.tree.map(lambda x: True, results)
-
-    return call
+    return jax_calls.foldable(call, axis=1 if name in _PATHS else 0)
 
 
 class Batch(NamedTuple):
@@ -188,7 +161,11 @@ def _vjp(batch: Batch, z: Array) -> Array:
     return _sweep(batch, z, "linear")[2]
 
 
-def _entropy(batch: Batch) -> tuple[Array, Array]:
+def _entropy(batch: Batch) -> Array:
+    return _entropy_grad(batch)[0]
+
+
+def _entropy_grad(batch: Batch) -> tuple[Array, Array]:
     _, entropy, gradient = _sweep(batch, batch.theta, "entropy")
     return entropy, gradient
 
@@ -216,5 +193,6 @@ def _log_prob(batch: Batch, y: Array) -> Array:
 
 _PATHS = {"sample": _sample, "log_prob": _log_prob}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "value": _value, "operator": _operator, "vjp": _vjp, "entropy": _entropy, "solve": _solve, **_PATHS
+    "value": _value, "operator": _operator, "vjp": _vjp, "entropy": _entropy, "entropy_grad": _entropy_grad,
+    "solve": _solve, **_PATHS,
 }  # fmt: skip

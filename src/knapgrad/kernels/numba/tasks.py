@@ -1,0 +1,330 @@
+"""The operations, as a thread of XLA runs them: a task takes slices of a batch, and calls a kernel for each.
+
+A task is compiled for an operation, a type of scores, and items or choices. The kernel is the one that calls from
+Python use, of any regularizer. An instance without a feasible selection, or whose capacity is below 0, is NaN.
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, cfunc, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic, models, overload, register_model
+
+from knapgrad.kernels.first_calls import mention
+from knapgrad.kernels.numba import choice_paths, frames, paths, xla
+from knapgrad.kernels.numba.entries import address_of
+from knapgrad.kernels.numba.frames import pointer
+from knapgrad.kernels.numba.handlers import (
+    ARRAYS,
+    CAPACITY,
+    CELLS,
+    DONE,
+    EXTRA,
+    FAILED,
+    FRAME,
+    GAMMA_AT,
+    GAMMAS,
+    GROUPS,
+    INTEGERS,
+    KERNEL,
+    LAYOUT,
+    NARROW,
+    NEXT,
+    NUMBERS,
+    SAMPLES,
+    SIZE,
+    SLICE,
+    SLICES,
+    STRIDE,
+    TANGENT_AT,
+    TASKS,
+    THETA,
+    TREE,
+    VALUE_AT,
+    WIDE,
+    N,
+    leave,
+)  # fmt: skip
+from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
+from knapgrad.kernels.numba.variants import SOURCES, direction_of, function, inline, regularizer_of
+from knapgrad.kernels.numba.xla import words
+
+# What a kernel takes after the batch and the groups, from arguments and results as XLA has them. What kernels write in
+# float64, per instance, goes to ``value`` and ``tangent``.
+
+
+@inline
+def items(array, theta):
+    """(batch, n), or (batch, capacities)"""
+    n = xla.last_dimension(array)
+    return carray(xla.data(array), (xla.length(array) // n, n), theta.dtype)
+
+
+@inline
+def samples(array, theta):
+    """(samples, batch, n)"""
+    return carray(xla.data(array), (xla.length(array) // theta.size, *theta.shape), theta.dtype)
+
+
+@inline
+def totals(array, theta):
+    """(samples, batch), or (1, batch)"""
+    return carray(xla.data(array), (xla.length(array) // theta.shape[0], theta.shape[0]), theta.dtype)
+
+
+def _value(frame, theta, value, tangent):
+    return False, value, theta
+
+
+def _operator(frame, theta, value, tangent):
+    return True, value, items(xla.result(frame, 1), theta)
+
+
+def _vjp(frame, theta, value, tangent):
+    return items(xla.argument(frame, EXTRA), theta), True, value, tangent, items(xla.result(frame, 0), theta)
+
+
+def _entropy(frame, theta, value, tangent):
+    return items(xla.argument(frame, EXTRA), theta), False, value, tangent, theta
+
+
+def _entropy_grad(frame, theta, value, tangent):
+    return items(xla.argument(frame, EXTRA), theta), True, value, tangent, items(xla.result(frame, 1), theta)
+
+
+def _sample(frame, theta, value, tangent):
+    return False, samples(xla.argument(frame, EXTRA), theta), value, samples(xla.result(frame, 0), theta)
+
+
+def _solve(frame, theta, value, tangent):
+    return value, items(xla.result(frame, 0), theta), np.empty((0, 0))
+
+
+def _mode(frame, theta, value, tangent):
+    return value, items(xla.result(frame, 0), theta)
+
+
+def _log_prob(frame, theta, value, tangent):
+    result = totals(xla.result(frame, 0), theta)
+    return False, samples(xla.argument(frame, EXTRA), theta), result, False, value, result, theta
+
+
+def _frontier(frame, theta, value, tangent):
+    rows = items(xla.result(frame, 0), theta)
+    return rows, False, rows, theta
+
+
+def _frontier_vjp(frame, theta, value, tangent):
+    cotangent = items(xla.argument(frame, EXTRA), theta)
+    return cotangent, True, cotangent, items(xla.result(frame, 0), theta)
+
+
+class Operation(NamedTuple):
+    """What runs an operation, and what it needs; ``weight`` is its time, as a multiple of that of value and relax."""
+
+    extras: Callable[..., tuple[Any, ...]]
+    kernels: tuple[Any, Any]  # of items and of choices
+    types: str  # of extras: b(ool), or an array of so many dimensions of theta's type, or w(ide), of float64
+    directions: tuple[str, ...] = ()
+    rows: int = 2
+    tables: int = 0
+    weight: float = 1.0
+    weight_of_sample: float = 0.0
+    keeps: bool = True
+    complete: bool = False
+    entries: int | None = None  # of the table per state; None for the number of options
+    first: str = ""  # which number per instance the first result is; a sum starts at 0
+
+
+_SWEEPS, _TANGENTS, _FRONTIERS = (operator_kernel,) * 2, (tangent_kernel,) * 2, (frontier_kernel,) * 2
+OPERATIONS = {
+    "value": Operation(_value, _SWEEPS, "bw2", keeps=False, first="value"),
+    "operator": Operation(_operator, _SWEEPS, "bw2", first="value"),
+    "vjp": Operation(_vjp, _TANGENTS, "2bww2", ("linear",), rows=4, tables=1, weight=2.5),
+    "entropy": Operation(_entropy, _TANGENTS, "2bww2", ("entropy",), rows=4, tables=1, weight=5.0, first="tangent"),
+    "entropy_grad": Operation(
+        _entropy_grad, _TANGENTS, "2bww2", ("entropy",), rows=4, tables=1, weight=5.0, first="tangent"
+    ),
+    "sample": Operation(_sample, (paths.sample_kernel, choice_paths.sample_kernel), "b3w3", weight_of_sample=0.05),
+    "solve": Operation(_solve, (None, choice_paths.solve_kernel), "w2W", entries=1),  # items: a sample
+    "mode": Operation(_mode, (paths.mode_kernel, choice_paths.mode_kernel), "w2", weight=2.0),
+    "log_prob": Operation(
+        _log_prob, (paths.log_prob_kernel, choice_paths.log_prob_kernel), "b32bw22", weight_of_sample=0.1,
+        first="sum",
+    ),
+    "frontier": Operation(_frontier, _FRONTIERS, "2b22", keeps=False, complete=True),
+    "frontier_vjp": Operation(_frontier_vjp, _FRONTIERS, "2b22", complete=True),
+}  # fmt: skip
+
+
+class OperationType(types.Type):
+    """An operation on items or choices as a Numba type, so that a task is compiled for it."""
+
+    def __init__(self, key: str) -> None:
+        name, kind, _ = key.split("/")
+        self.is_of_choices, self.operation = kind == "choices", OPERATIONS[name]
+        self.extras = inline(self.operation.extras)
+        super().__init__(name=f"Operation({key})")
+
+
+@register_model(OperationType)
+class _OperationModel(models.OpaqueModel):
+    pass
+
+
+@intrinsic(prefer_literal=True)
+def operation_of(_: Any, key: Any) -> Any:
+    """From a key to a value of its type."""
+    kind = OperationType(key.literal_value)
+    return kind(key), lambda context, builder, signature, arguments: context.get_dummy_value()
+
+
+def extras_of(operation, *arguments):
+    """Never called by Python, nor are the next two."""
+
+
+def tree_of(operation, frame):
+    pass
+
+
+def variants_of(operation):
+    pass
+
+
+@overload(extras_of)
+def _choose_extras(operation, *arguments):
+    chosen = operation.extras
+    return lambda operation, *arguments: chosen(*arguments)
+
+
+@overload(tree_of)
+def _choose_tree(operation, frame):
+    if operation.is_of_choices:
+        return lambda operation, frame: xla.attribute(frame, TREE)
+    return lambda operation, frame: None
+
+
+@overload(variants_of)
+def _choose_variants(operation):
+    """The regularizer, and a direction: what has no size when it is passed."""
+    count = 1 + len(operation.operation.directions)
+    return (lambda operation: (None,)) if count == 1 else (lambda operation: (None, None))
+
+
+@function
+def scratch_of(block, item_size, memory):
+    """One piece of memory for a thread, and its frame; 0 if memory ran out."""
+    sizes = 8 * block[INTEGERS], 8 * block[WIDE], item_size * block[NARROW], item_size * block[CELLS]
+    total = 64
+    for size in sizes:
+        total += (size + 63) // 64 * 64
+    address = xla.malloc(total)
+    at = (address + 63) // 64 * 64  # a vector across two cache lines costs twice
+    for position in range(4):
+        memory[2 * position], memory[2 * position + 1] = at, block[INTEGERS + position]
+        at += (sizes[position] + 63) // 64 * 64
+    memory[frames.TABLE + 1] = 1
+    return address
+
+
+@function
+def start(theta, block, begin, end, value, first):
+    """Sets what kernels add to, or leave alone."""
+    numbers, frame = xla.attribute(block[FRAME], NUMBERS), block[FRAME]
+    for b in range(begin * block[STRIDE], min(end * block[STRIDE], block[SIZE])):
+        value[b] = 0.0
+        if first == 3:
+            for s in range(numbers[SAMPLES]):
+                totals(xla.result(frame, 0), theta)[s, b] = 0.0
+
+
+@function
+def finish(theta, block, begin, end, value, tangent, first):
+    """Numbers per instance as the first result, and NaN in all results of instances that are broken."""
+    frame, capacity = block[FRAME], xla.argument(block[FRAME], CAPACITY)
+    goals = carray(xla.data(capacity), (xla.length(capacity),), np.int32)
+    for b in range(begin * block[STRIDE], min(end * block[STRIDE], block[SIZE])):
+        if first == 1 or first == 2:
+            totals(xla.result(frame, 0), theta)[0, b] = tangent[b] if first == 2 else value[b]
+        if value[b] == -np.inf or goals[b if goals.shape[0] > 1 else 0] < 0:
+            for position in range(xla.results(frame)):
+                array = xla.result(frame, position)
+                outer = max(xla.attribute(frame, NUMBERS)[SAMPLES], 1)
+                inner = xla.length(array) // (outer * block[SIZE])
+                cells = carray(xla.data(array), (outer, block[SIZE], inner), theta.dtype)
+                cells[:, b] = np.nan
+
+
+@function
+def take_slices(operation, like, address, first):
+    """Of the batch of a block, until none is left."""
+    block = words(address, ARRAYS)
+    memory, scratch = np.empty(8, np.int64), 0
+    while True:
+        taken = xla.add(address + 8 * NEXT, 1)
+        if taken >= block[SLICES]:
+            break
+        if scratch == 0:
+            scratch = scratch_of(block, like.itemsize, memory)
+        if scratch == 0:
+            block[FAILED] = 1
+        else:
+            frame, begin, end = block[FRAME], taken * block[SLICE], min((taken + 1) * block[SLICE], block[GROUPS])
+            theta = carray(xla.data(xla.argument(frame, THETA)), (block[SIZE], block[N]), like.dtype)
+            gamma = carray(pointer(block[GAMMA_AT]), (block[GAMMAS],), np.float64)
+            value = carray(pointer(block[VALUE_AT]), (block[SIZE],), np.float64)
+            tangent = carray(pointer(block[TANGENT_AT]), (block[SIZE],), np.float64)
+            layout, tree = words(address + 8 * LAYOUT, ARRAYS - LAYOUT), tree_of(operation, frame)
+            start(theta, block, begin, end, value, first)
+            run = theta, gamma, tree, layout, memory, begin, end
+            extras = extras_of(operation, frame, theta, value, tangent)
+            xla.call_kernel(block[KERNEL], variants_of(operation) + run + extras)
+            finish(theta, block, begin, end, value, tangent, first)
+        xla.add(address + 8 * DONE, 1)
+    if scratch:
+        xla.free(scratch)
+    leave(address)
+
+
+@cache
+def _compiled(operation: str, dtype: str, choices: bool) -> Any:
+    """A task, compiled or found on disk."""
+    key = f"{operation}/{'choices' if choices else 'items'}/{SOURCES}"
+    first, kind = ("", "value", "tangent", "sum").index(OPERATIONS[operation].first), np.dtype(dtype).type
+
+    @cfunc(types.void(types.int64), cache=True)
+    def run(address):
+        take_slices(operation_of(key), np.empty((0, 0), kind), address, first)
+
+    return run
+
+
+def _signature(operation: Operation, regularizer: str, dtype: str, choices: bool) -> tuple[Any, ...]:
+    """The types of the arguments of a kernel."""
+    numbers = types.Array(types.int64, 1, "C")
+    kinds: dict[str, Any] = {digit: types.Array(getattr(types, dtype), int(digit), "C") for digit in "23"}
+    kinds |= {"b": types.boolean, "w": types.Array(types.float64, 1, "C"), "W": types.Array(types.float64, 2, "C")}
+    variants = [regularizer_of(regularizer).numba_type, *(direction_of(x).numba_type for x in operation.directions)]
+    run = kinds["2"], kinds["w"], numbers if choices else types.none, numbers, numbers, types.int64, types.int64
+    return *variants, *run, *(kinds[letter] for letter in operation.types)
+
+
+@cache
+def task(operation: str, regularizer: str, dtype: str, choices: bool) -> int:
+    """The number under which a task and its kernel are in the table."""
+    begin, found = perf_counter(), OPERATIONS[operation]
+    kernel = address_of(found.kernels[choices], _signature(found, regularizer, dtype, choices))
+    run = _compiled(operation, dtype, choices)
+    mention(f"{operation} for JAX", dtype, perf_counter() - begin)
+    key = f"{operation} {regularizer_of(regularizer).numba_type.name} {dtype} {choices}"
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little")
+    TASKS[next(_places)] = number, run.address, kernel
+    return number
+
+
+_places = count()

@@ -1,0 +1,219 @@
+"""The CPU kernels as XLA calls them: the same numbers as from Python, however they are batched, split and placed."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+import knapgrad as kg  # noqa: E402
+from knapgrad.jax import backend as jax_backend  # noqa: E402
+from knapgrad.kernels import numba  # noqa: E402
+from knapgrad.kernels.jax_scan import float64  # noqa: E402
+from knapgrad.kernels.numba import from_jax, handlers, tasks, xla  # noqa: E402
+from knapgrad.numpy import backend as numpy_backend  # noqa: E402
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="kernels of the CPU")
+
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.integers(0, 6, 9)
+CONSTRAINTS: dict[str, Any] = {
+    "knapsack": kg.Knapsack(WEIGHTS, 12),
+    "of each": kg.Knapsack(RNG.integers(0, 6, (2, 5, 9)), RNG.integers(8, 15, (2, 5))),
+    "at least": kg.Knapsack(WEIGHTS, RNG.integers(8, 15, (2, 5)), at_least=RNG.integers(0, 5, (2, 1))),
+    "top-k": kg.TopK(3),
+    "choices": kg.MultipleChoice(RNG.integers(0, 4, (3, 3)), 6),
+    "optional": kg.MultipleChoice(RNG.integers(0, 4, (2, 5, 3, 3)), RNG.integers(3, 7, (2, 5)), optional=True),
+}
+REGULARIZERS = ("shannon", "gini", "tsallis")
+
+
+@pytest.fixture(params=CONSTRAINTS.values(), ids=CONSTRAINTS)
+def constraint(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def scores(constraint: Any, dtype: Any = np.float32, *batch: int) -> np.ndarray:
+    shape = batch or (2, 5)
+    theta = np.random.default_rng(1).normal(size=(*shape, 9)).astype(dtype)
+    theta[..., 0, 1] = -np.inf
+    return theta.reshape(*shape, 3, 3) if isinstance(constraint, kg.MultipleChoice) else theta
+
+
+def both(name: str, constraint: Any, theta: np.ndarray, regularizer: str, extra: tuple[np.ndarray, ...] = ()) -> Any:
+    """Results from XLA and from Python, of a kernel."""
+    flat = constraint.flat(numpy_backend, theta)
+    lattice, gamma = numpy_backend.lattice(constraint, flat), np.array(0.7, theta.dtype)
+    traced = jax_backend.lattice(constraint, jnp.asarray(flat))
+    given = tuple(np.random.default_rng(2).random(x).astype(theta.dtype) for x in extra_shapes(name, flat, lattice))
+    if name == "log_prob":
+        given = (numba.sample(flat, given[0], lattice, gamma, regularizer),)
+    if name == "solve":
+        regularizer = "hard"
+    call = from_jax.find(name, regularizer, jnp.asarray(flat), traced)
+    found = jax.jit(call)(jnp.asarray(flat), traced, jnp.asarray(gamma), tuple(map(jnp.asarray, given)))
+    if name == "solve":
+        return found, numba.solve(flat, lattice)
+    function = {"value": numba.operator, "entropy_grad": numba.entropy_grad}.get(name, getattr(numba, name, None))
+    expected = function(flat, *given, lattice, gamma, regularizer)
+    if name == "value":
+        expected = expected[0]
+    if name == "entropy_grad":
+        expected = numba.entropy(flat, lattice, gamma, regularizer), expected
+    return found, expected
+
+
+def extra_shapes(name: str, flat: np.ndarray, lattice: Any) -> list[tuple[int, ...]]:
+    return {
+        "vjp": [flat.shape],
+        "sample": [(4, *flat.shape)],
+        "log_prob": [(4, *flat.shape)],
+        "frontier_vjp": [(*flat.shape[:-1], lattice.reach + 1)],
+    }.get(name, [])
+
+
+@pytest.mark.thinned(5)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+@pytest.mark.parametrize("name", tasks.OPERATIONS)
+def test_xla_gets_what_python_gets(name, constraint, regularizer, dtype):
+    with float64(dtype == np.float64):
+        found, expected = both(name, constraint, scores(constraint, dtype), regularizer)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == dtype
+        np.testing.assert_array_equal(x, y.astype(dtype))
+
+
+@pytest.mark.parametrize("name", tasks.OPERATIONS)
+def test_what_is_infeasible_is_nan_alone(name):
+    if name.startswith("frontier"):
+        pytest.skip("has no capacity")
+    theta = jnp.asarray(RNG.normal(size=(4, 3)), jnp.float32)
+    limit = kg.Knapsack([1, 2, 2], [3, 5, 5, 3], at_least=[3, 0, 4, 0])
+    lattice = jax_backend.lattice(limit, theta)
+    capacity = np.array([3, -1, 5, 3], np.int32)  # what is not valid when it is known only inside jit
+    theta = theta.at[2, 1:].set(-jnp.inf)  # nothing left for the least weight
+    extra = tuple(jnp.ones(x, jnp.float32) for x in extra_shapes(name, theta, lattice))
+    call = from_jax.find(name, "gini", theta, lattice)
+    results = jax.jit(call)(theta, lattice.replace(capacity=jnp.asarray(capacity)), jnp.ones(()), extra)
+    for x in jax.tree.leaves(results):
+        x = np.moveaxis(np.asarray(x), -2 if x.ndim == 3 else -1 if name == "log_prob" else 0, 0)
+        assert np.isnan(x[[1, 2]]).all() and not np.isnan(x[[0, 3]]).any()
+
+
+@pytest.mark.parametrize("kind", ["knapsack", "of each", "choices"])
+def test_vmap_is_one_call(kind):
+    constraint = CONSTRAINTS[kind]
+    theta = jnp.asarray(scores(constraint))
+    relax = jax.jit(jax.vmap(lambda theta, gamma: kg.relax(theta, constraint, kg.Gini(gamma)), (None, 0)))
+    gammas = jnp.array([0.5, 1.0, 2.0])
+    assert relax.lower(theta, gammas).compile().as_text().count("custom-call(") == 1
+    found = relax(theta, gammas)
+    for row, gamma in zip(found, gammas):
+        np.testing.assert_array_equal(row, kg.relax(theta, constraint, kg.Gini(float(gamma))))
+
+
+def test_many_slices_on_many_threads():
+    constraint = CONSTRAINTS["knapsack"]
+    theta = scores(constraint, np.float32, 40_000)
+    expected = kg.relax(theta, constraint, kg.Shannon(0.5))
+    relax = jax.jit(lambda theta: kg.relax(theta, constraint, kg.Shannon(0.5)))
+    given = jnp.asarray(theta)
+    for _ in range(5):
+        np.testing.assert_array_equal(relax(given), expected)
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda _: np.asarray(relax(given)), range(24)):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_loops_and_branches():
+    constraint = CONSTRAINTS["top-k"]
+    theta = jnp.asarray(scores(constraint))
+
+    def step(theta: Any, _: Any) -> Any:
+        y = kg.relax(theta, constraint, kg.Gini(0.5))
+        return jnp.where(jnp.isinf(theta), theta, theta + 0.1 * y), y
+
+    _, rows = jax.jit(lambda theta: jax.lax.scan(step, theta, length=5))(theta)
+    expected = theta
+    for y in rows:
+        np.testing.assert_allclose(y, kg.relax(expected, constraint, kg.Gini(0.5)), atol=1e-6)
+        expected, _ = step(expected, None)
+
+
+def version_after(asked: int) -> int:
+    """What a handler says that is asked by an XLA of that version (minor, major, as one word)."""
+    metadata = (ctypes.c_int64 * 6)()
+    extension = (ctypes.c_int64 * 4)(32, 1, 0, ctypes.addressof(metadata))
+    api = (ctypes.c_int64 * 8)(64, 0, 24, 0, asked)
+    frame = (ctypes.c_int64 * 22)(176, ctypes.addressof(extension), ctypes.addressof(api))
+    assert handlers.handler(False).ctypes(ctypes.addressof(frame)) == 0
+    return metadata[3]
+
+
+def test_only_versions_that_are_known_are_answered():
+    assert xla.MAJOR == 0 and version_after(3 << 32) == 3 << 32
+    assert version_after(4 << 32) == 3 << 32  # later ones take earlier handlers
+    assert version_after(2 << 32) == 0 and version_after(3 << 32 | 1) == 0
+
+
+def test_without_the_handler_the_scan_is_used(monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("API version 1.0")
+
+    constraint, key = CONSTRAINTS["knapsack"], from_jax.target
+    theta = jnp.asarray(scores(constraint, np.float32, 3))
+    expected = kg.relax(theta, constraint, kg.Gini())
+    jax.clear_caches()
+    key.cache_clear()
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    try:
+        with pytest.warns(UserWarning, match=r"without its own kernels.*API version 1\.0"):
+            found = kg.relax(theta, constraint, kg.Gini())
+        assert (
+            from_jax.find("operator", "gini", theta, jax_backend.lattice(constraint, theta)) is None
+        )  # no new warning
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    finally:
+        key.cache_clear()
+        jax.clear_caches()
+
+
+def test_a_task_that_is_not_in_the_table_is_an_error():
+    constraint = CONSTRAINTS["knapsack"]
+    theta = jnp.asarray(scores(constraint, np.float32, 7))
+    relax = jax.jit(lambda theta: kg.relax(theta, constraint, kg.Tsallis()))
+    before = relax(theta)
+    table = handlers.TASKS.copy()
+    handlers.TASKS[:] = 0
+    try:
+        with pytest.raises(Exception, match="kernels are not loaded"):
+            jax.block_until_ready(relax(theta))
+    finally:
+        handlers.TASKS[:] = table
+    np.testing.assert_array_equal(relax(theta), before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory")
+def test_tables_that_do_not_fit_are_an_error():
+    code = """
+        import resource, jax, jax.numpy as jnp, knapgrad as kg
+        small = kg.relax(jnp.ones(2), kg.Knapsack([1, 2], 2), kg.Gini())
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), -1))
+        try:
+            jax.block_until_ready(kg.relax(jnp.ones(3), kg.Knapsack([2**28] * 3, 2**29), kg.Gini()))
+        except Exception as error:
+            print(error)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
+    assert "the tables do not fit into memory" in run.stdout, run.stdout + run.stderr
