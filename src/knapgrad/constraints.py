@@ -182,7 +182,7 @@ class Weighted(Constraint):
     at_least: Any
     max_capacity: int | None
     scale: Scale | None
-    _writeable: Any  # the weights, as kernels take them: the public arrays are read-only
+    _writeable: Any  # the weights, as kernels take them
     _marked: Any  # the capacity
     _slack: Any
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.values import Value
+from knapgrad.values import Value, frozen
 
 LEAST_RESOLUTION, PER_GROUP = 10_000, 100
 _LONG = 100_000  # so many numbers are looked at one by one, if they are not decimals of a few digits
@@ -337,6 +337,4 @@ def _frozen(x: Any) -> Any:
     """A number, or an array that nobody can write to."""
     if np.ndim(x) == 0:
         return x if isinstance(x, int) else float(x)
-    x = np.array(x, dtype=np.float64)
-    x.flags.writeable = False
-    return x
+    return frozen(np.asarray(x, np.float64))

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.values import Value
+from knapgrad.values import Value, frozen
 
 xp: Any = np
 
@@ -55,8 +55,7 @@ class Regularizer(Value):
             gamma = np.asarray(gamma, dtype=float)
         check_positive(gamma)
         if isinstance(gamma, np.ndarray):
-            gamma = gamma.copy()
-            gamma.flags.writeable = False
+            gamma = frozen(gamma)
         if isinstance(gamma, (int, np.number)) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
             gamma = float(gamma)
         strength = gamma

@@ -132,6 +132,8 @@ def _strength(gamma, theta):
 
 def _run(plan, theta, gamma, *arguments, table=None):
     """Runs a kernel over all groups, in slices, each thread in its own scratch."""
+    if table is not None and table.shape != (plan.groups, plan.cells):
+        raise ValueError(f"a table of shape {table.shape} is not of this theta: {(plan.groups, plan.cells)} is needed")
 
     def work(begin: int, end: int) -> None:
         try:
