@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import textwrap
@@ -201,3 +202,35 @@ def test_a_thread_that_outlives_the_main_one_can_still_call():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "(4096, 40)", done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_child_that_is_forked_while_another_thread_compiles():
+    """It would wait for Numba's lock for ever."""
+    code = """
+        import os, signal, threading, time, warnings
+        import numba, knapgrad.kernels.numba
+        from numba.extending import overload
+
+        compiling = threading.Event()
+
+        def slow(x): ...
+
+        @overload(slow)
+        def choose(x):
+            compiling.set()
+            time.sleep(1)
+            return lambda x: x
+
+        threading.Thread(target=numba.njit(lambda x: slow(x)), args=(1,)).start()
+        compiling.wait()
+        warnings.simplefilter("ignore")
+        if child := os.fork():
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        else:
+            signal.alarm(30)
+            assert numba.njit(lambda x: x + 1)(1) == 2
+            os._exit(0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "0", done.stderr

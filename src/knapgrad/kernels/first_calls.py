@@ -8,9 +8,9 @@ from typing import Any
 LONG = 1.0  # seconds
 
 
-def mention(kernel: Any, dtype: str, seconds: float) -> None:
+def mention(kernel: Any, dtype: str, seconds: float, is_kept: bool = True) -> None:
     if seconds > LONG:
         logging.getLogger("knapgrad").warning(
-            "compiled %s for %s in %.1f s; it is kept on disk. knapgrad.warmup compiles ahead.",
-            kernel.__name__, dtype, seconds,
+            "compiled %s for %s in %.1f s%s. knapgrad.warmup compiles ahead.",
+            kernel.__name__, dtype, seconds, "; it is kept on disk" if is_kept else "",
         )  # fmt: skip
