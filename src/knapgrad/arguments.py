@@ -121,6 +121,7 @@ def integers(name: str, value: Any, meaning: str) -> Any:
         if isinstance(value, int) and value < 0:
             raise ValueError(f"{name} must not be negative ({meaning}), got {value}")
         return _traced(name, value, meaning, backends.load("torch"))
+    value = backends.plain(name, value)
     try:
         array = backends.numbers(value)
     except Exception as error:

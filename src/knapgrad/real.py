@@ -281,6 +281,7 @@ def _reals(name: str, value: Any, remedy: str) -> np.ndarray:
     backend = backends.backend_of(value)
     if backend is not None and backend.requires_grad(value):
         raise ValueError(f"{name} requires a gradient, and selections have none for it; pass {name}.detach()")
+    value = backends.plain(name, value)
     try:
         array = backends.numbers(value)
     except Exception as error:
