@@ -12,11 +12,11 @@ from typing import Any
 try:
     from numba.core.caching import FunctionCache, NullCache
 except ImportError:
-    FunctionCache = NullCache = object
+    FunctionCache = NullCache = object  # type: ignore[misc, assignment]
 try:
     from numba.core.compiler_lock import global_compiler_lock
 except ImportError:
-    global_compiler_lock = None
+    global_compiler_lock = None  # type: ignore[assignment]
 
 
 def cached(dispatcher: Any) -> Any:
