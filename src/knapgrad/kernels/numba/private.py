@@ -34,7 +34,7 @@ def cached(dispatcher: Any) -> Any:
 
 def is_kept(dispatcher: Any) -> bool:
     """Whether what it compiles goes to disk."""
-    return dispatcher.stats.cache_path is not None
+    return getattr(getattr(dispatcher, "stats", None), "cache_path", None) is not None
 
 
 class _Cache(FunctionCache):
