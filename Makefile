@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+VERSIONS ?= constraints.txt
+EXTRAS ?=
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -54,15 +56,15 @@ wheel:  ## build the wheel into dist/
 	rm -rf dist
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-smoke: wheel  ## try the wheel in an empty environment, without torch
+smoke: wheel  ## try the wheel in an empty environment, without torch (VERSIONS=.ci/lowest.txt ARGS=--lowest for the lowest)
 	rm -rf $(SMOKE)
 	$(PYTHON) -m venv $(SMOKE)
-	$(SMOKE)/bin/python -m pip install --quiet -c constraints.txt dist/knapgrad-*.whl
-	cd $(SMOKE) && bin/python -I $(CURDIR)/.ci/smoke.py
+	wheel=$$(echo dist/knapgrad-*.whl) && $(SMOKE)/bin/python -m pip install --quiet -c $(VERSIONS) "$$wheel$(EXTRAS)"
+	cd $(SMOKE) && bin/python -I -W error $(CURDIR)/.ci/smoke.py $(ARGS)
 
 smoke-frameworks: smoke  ## the same, then with torch and JAX
 	wheel=$$(echo dist/knapgrad-*.whl) && $(SMOKE)/bin/python -m pip install --quiet -c constraints.txt "$$wheel[torch,jax]"
-	cd $(SMOKE) && bin/python -I $(CURDIR)/.ci/smoke.py --torch --jax
+	cd $(SMOKE) && bin/python -I -W error $(CURDIR)/.ci/smoke.py --torch --jax
 
 clean:  ## remove what was built, and the virtual environment
 	rm -rf $(VENV) build dist results .mypy_cache .pytest_cache .ruff_cache .hypothesis

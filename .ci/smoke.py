@@ -1,8 +1,11 @@
-"""Try an installed knapgrad: every operation once, against enumeration. With --torch and --jax, those paths as well."""
+"""Try an installed knapgrad: every operation once, against enumeration. With --torch and --jax, those paths as well;
+with --lowest, on the lowest versions that it asks for."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import re
 import sys
 from importlib import metadata, resources
 
@@ -72,6 +75,17 @@ def check_jax() -> None:
         assert bool(jnp.isfinite(gradient).all())
 
 
+def versions() -> str:
+    """Of what is installed here."""
+    names = ("numpy", "numba", "llvmlite", "torch", "jax")
+    found = {name: metadata.version(name) for name in names if importlib.util.find_spec(name)}
+    promised = dict(re.findall(r"(?m)^(\w+)>=([\d.]+)", "\n".join(metadata.requires("knapgrad") or [])))
+    for name, version in found.items() if "--lowest" in sys.argv[1:] else []:
+        is_newer = name == "numpy" and "jax" in found  # which JAX asks for
+        assert is_newer or f"{version}.".startswith(f"{promised[name]}."), f"{promised[name]} is promised: {version}"
+    return ", ".join(f"{name} {version}" for name, version in found.items())
+
+
 check_numpy()
 done = "NumPy"
 if "--torch" in sys.argv[1:]:
@@ -80,4 +94,4 @@ if "--torch" in sys.argv[1:]:
 if "--jax" in sys.argv[1:] and sys.version_info >= (3, 11):
     check_jax()
     done += ", JAX"
-print(f"knapgrad {metadata.version('knapgrad')} works with {done} on Python {sys.version.split()[0]}")
+print(f"knapgrad {metadata.version('knapgrad')} works with {done} on Python {sys.version.split()[0]} ({versions()})")

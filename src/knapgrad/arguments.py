@@ -8,6 +8,7 @@ import numpy as np
 
 from knapgrad import backends
 from knapgrad.real import offender
+from knapgrad.values import frozen
 
 
 def sizes_of(reach: int, heaviest: int) -> Any:
@@ -18,11 +19,8 @@ def sizes_of(reach: int, heaviest: int) -> Any:
 
 
 def shown(x: Any) -> Any:
-    """A read-only view, for users. Kernels keep the writeable array: they would copy a read-only one in each call."""
-    if isinstance(x, np.ndarray):
-        x = x.view()
-        x.flags.writeable = False
-    return x
+    """What users see of an array: a copy that nobody can write to. Kernels have another, whose numbers they trust."""
+    return frozen(x) if isinstance(x, np.ndarray) else x
 
 
 def check_optional(optional: Any) -> None:
@@ -123,6 +121,7 @@ def integers(name: str, value: Any, meaning: str) -> Any:
         if isinstance(value, int) and value < 0:
             raise ValueError(f"{name} must not be negative ({meaning}), got {value}")
         return _traced(name, value, meaning, backends.load("torch"))
+    value = backends.plain(name, value)
     try:
         array = backends.numbers(value)
     except Exception as error:

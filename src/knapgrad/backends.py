@@ -193,6 +193,35 @@ def backend_of(x: Any) -> Backend | None:
     return None
 
 
+def check_array(name: str, x: Any) -> Backend:
+    """The backend of an argument that must be an array."""
+    backend = backend_of(x)
+    if backend is None:
+        raise TypeError(
+            f"{name} must be a NumPy array, a torch tensor or a JAX array, got {type(x).__name__}; "
+            "convert it, for example by np.asarray"
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array; items that are out get -inf, by {name}.filled(-np.inf)")
+    if isinstance(x, np.matrix):  # whose rows and sums have two dimensions
+        raise TypeError(f"{name} must not be a NumPy matrix; convert it by np.asarray({name})")
+    if isinstance(x, np.ndarray) and not is_compiling() and not x.dtype.isnative:
+        raise TypeError(
+            f"{name} is in the byte order of another machine, {x.dtype.str}; convert it by "
+            f"{name}.astype({x.dtype.newbyteorder('=').name!r})"
+        )
+    return backend
+
+
+def plain(name: str, x: Any) -> Any:
+    """What a user gave, with NumPy arrays in the byte order of this machine. A mask is refused, not dropped."""
+    if not isinstance(x, np.ndarray) or is_compiling():
+        return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array; say what counts where it is masked, by {name}.filled(...)")
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
 def has_numbers(x: Any) -> bool:
     """Whether x is numbers, a list or a NumPy array, which are known even where tensors are traced."""
     backend = backend_of(x)

@@ -77,9 +77,8 @@ class Constraint(Value, ABC):
         >>> kg.Knapsack([3, 2, 2], 4, at_least=3).contains(np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0.5, 1, 0]]))
         array([ True, False, False, False])
         """
-        backend = backends.backend_of(y)
-        if backend is None:
-            raise TypeError(f"y must be a NumPy array, a torch tensor or a JAX array, got {type(y).__name__}")
+        y = backends.plain("y", y)
+        backend = backends.check_array("y", y)
         self.check(y.shape)
         y = self.flat(backend, y, is_selection=True)
         lattice = backend.lattice(self, y)
@@ -182,7 +181,7 @@ class Weighted(Constraint):
     at_least: Any
     max_capacity: int | None
     scale: Scale | None
-    _writeable: Any  # the weights, as kernels take them: the public arrays are read-only
+    _writeable: Any  # the weights, as kernels take them
     _marked: Any  # the capacity
     _slack: Any
 

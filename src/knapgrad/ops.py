@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from knapgrad.arguments import broadcasts
-from knapgrad.backends import Backend, backend_of, is_compiling
+from knapgrad.backends import Backend, check_array, is_compiling, plain
 from knapgrad.constraints import Constraint, check_constraint
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import Hard, Regularizer, check_positive, check_regularizer
@@ -115,7 +115,8 @@ def sample(
     array([2., 2., 2.])
     """
     call = prepare(theta, constraint, regularizer)
-    if num_samples is not None and (not isinstance(num_samples, (int, np.integer)) or num_samples < 0):
+    is_count = isinstance(num_samples, (int, np.integer)) and not isinstance(num_samples, bool) and num_samples >= 0
+    if num_samples is not None and not is_count:
         raise ValueError(f"num_samples must be a non-negative integer or None, got {num_samples!r}")
     backend = call.backend
     scores = backend.computable(call.theta)
@@ -149,7 +150,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     """
     call = prepare(theta, constraint, regularizer)
     backend = call.backend
-    y = backend.array(y, theta, "y")
+    y = backend.array(plain("y", y), theta, "y")
     if y.shape[max(y.ndim - theta.ndim, 0) :] != theta.shape:
         raise ValueError(
             f"y must have the shape of theta, {tuple(theta.shape)}, or that with samples in front; got {tuple(y.shape)}"
@@ -217,7 +218,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     """
     call = prepare(theta, constraint, regularizer)
     backend = call.backend
-    target = backend.array(target, theta, "target")
+    target = backend.array(plain("target", target), theta, "target")
     if target.shape != theta.shape:
         raise ValueError(f"target must have the shape of theta, {tuple(theta.shape)}, got {tuple(target.shape)}")
     score = inner(backend, backend.computable(call.theta), call.flat(target))
@@ -248,7 +249,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     """
     call = prepare(theta, constraint, regularizer)
     backend = call.backend
-    prior = backend.array(0.0 if prior is None else prior, theta, "prior")
+    prior = backend.array(0.0 if prior is None else plain("prior", prior), theta, "prior")
     if not broadcasts(prior.shape, theta.shape):
         raise ValueError(f"prior must broadcast to theta, {tuple(theta.shape)}, got {tuple(prior.shape)}")
     prior = call.flat(backend.as_type(backend.broadcast_to(prior, theta.shape), theta))
@@ -323,14 +324,7 @@ def _checked(theta: Any, constraint: Constraint) -> Backend:
     remembers = isinstance(constraint, Constraint) and not is_compiling()
     if remembers and kind in constraint._fitting:
         return constraint._fitting[kind]
-    if isinstance(theta, np.ma.MaskedArray):
-        raise TypeError("theta must not be a masked array; items that are out get -inf, by theta.filled(-np.inf)")
-    backend = backend_of(theta)
-    if backend is None:
-        raise TypeError(
-            f"theta must be a NumPy array, a torch tensor or a JAX array, got {type(theta).__name__}; "
-            "convert it, for example by np.asarray"
-        )
+    backend = check_array("theta", theta)
     if not backend.is_floating(theta):
         raise TypeError(f"theta must hold floating-point scores, got {theta.dtype}; convert it to float32 or float64")
     if theta.ndim == 0:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.values import Value
+from knapgrad.values import Value, frozen
 
 LEAST_RESOLUTION, PER_GROUP = 10_000, 100
 _LONG = 100_000  # so many numbers are looked at one by one, if they are not decimals of a few digits
@@ -281,6 +281,7 @@ def _reals(name: str, value: Any, remedy: str) -> np.ndarray:
     backend = backends.backend_of(value)
     if backend is not None and backend.requires_grad(value):
         raise ValueError(f"{name} requires a gradient, and selections have none for it; pass {name}.detach()")
+    value = backends.plain(name, value)
     try:
         array = backends.numbers(value)
     except Exception as error:
@@ -337,6 +338,4 @@ def _frozen(x: Any) -> Any:
     """A number, or an array that nobody can write to."""
     if np.ndim(x) == 0:
         return x if isinstance(x, int) else float(x)
-    x = np.array(x, dtype=np.float64)
-    x.flags.writeable = False
-    return x
+    return frozen(np.asarray(x, np.float64))

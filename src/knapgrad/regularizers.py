@@ -22,6 +22,7 @@ NaN in some backends.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, ClassVar
@@ -29,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.values import Value
+from knapgrad.values import Value, frozen
 
 xp: Any = np
 
@@ -51,12 +52,12 @@ class Regularizer(Value):
     _strength: Any  # a number as an array: torch.compile makes a new graph for each new number
 
     def __init__(self, gamma: Any = 1.0) -> None:
+        gamma = backends.plain("gamma", gamma)
         if isinstance(gamma, (list, tuple)):
-            gamma = np.asarray(gamma, dtype=float)
+            gamma = _listed(gamma)
         check_positive(gamma)
         if isinstance(gamma, np.ndarray):
-            gamma = gamma.copy()
-            gamma.flags.writeable = False
+            gamma = frozen(gamma)
         if isinstance(gamma, (int, np.number)) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
             gamma = float(gamma)
         strength = gamma
@@ -231,17 +232,30 @@ def check_regularizer(regularizer: Any) -> None:
         raise TypeError(f"regularizer must be one of {choices}, got {regularizer!r}{hint}")
 
 
+def _listed(gamma: Any) -> np.ndarray:
+    """One gamma per instance, as a list."""
+    try:
+        found = np.asarray(gamma)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"gamma must be a number, an array or a tensor, got a list: {error}") from None
+    return found.astype(float) if found.dtype.kind in "iuf" else found
+
+
+def _kind(gamma: Any, values: np.ndarray) -> str:
+    return f"{type(gamma).__name__} of {values.dtype}" if values.ndim else type(gamma).__name__
+
+
 def check_positive(gamma: Any) -> None:
     """Raises unless gamma is positive and finite; does nothing if its values cannot be read without waiting."""
-    if isinstance(gamma, (int, float)):
-        good = 0 < gamma < float("inf")
+    if isinstance(gamma, (int, float)) and not isinstance(gamma, bool):
+        good = 0 < gamma <= sys.float_info.max
     else:
         values = backends.known(gamma)
         if values is None:
             return
         if values.dtype.kind not in "iuf":
             raise TypeError(
-                f"gamma must be a number, an array or a tensor, got {type(gamma).__name__}; "
+                f"gamma must be a number, an array or a tensor, got {_kind(gamma, values)}; "
                 "for example knapgrad.Gini(0.5)"
             )
         good = bool(((values > 0) & (values < np.inf)).all())

@@ -110,6 +110,11 @@ class Value:
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
 
+def frozen(x: np.ndarray) -> np.ndarray:
+    """A copy that nobody can write to: its memory is a ``bytes``, which neither ``setflags`` nor ``base`` opens."""
+    return np.ndarray(x.shape, x.dtype, x.tobytes())
+
+
 def _made_again(cls: type[Value], arguments: dict[str, Any]) -> Value:
     return cls(**arguments)
 

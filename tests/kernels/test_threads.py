@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -201,3 +203,96 @@ def test_a_thread_that_outlives_the_main_one_can_still_call():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "(4096, 40)", done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_child_that_is_forked_while_another_thread_compiles():
+    """It would wait for Numba's lock for ever."""
+    code = """
+        import os, signal, threading, time, warnings
+        import numba, knapgrad.kernels.numba
+        from numba.extending import overload
+
+        compiling = threading.Event()
+
+        def slow(x): ...
+
+        @overload(slow)
+        def choose(x):
+            compiling.set()
+            time.sleep(1)
+            return lambda x: x
+
+        threading.Thread(target=numba.njit(lambda x: slow(x)), args=(1,)).start()
+        compiling.wait()
+        warnings.simplefilter("ignore")
+        if child := os.fork():
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        else:
+            signal.alarm(30)
+            assert numba.njit(lambda x: x + 1)(1) == 2
+            os._exit(0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "0", done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_interrupt_stops_all_threads(count):
+    """The call would take seconds. Both times are well below 0.1 s on a machine that does nothing else."""
+    code = f"""
+        import os, signal, threading, time
+        import numba, numpy as np, knapgrad as kg
+
+        numba.config.NUMBA_NUM_THREADS = {count}
+        theta, budget = np.zeros((60000, 200), np.float32), kg.Knapsack(np.full(200, 10), 1000)
+        kg.relax(theta[:1], budget, kg.Gini())
+
+        def interrupt():
+            time.sleep(0.3)
+            print(time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        try:
+            kg.relax(theta, budget, kg.Gini())
+        except KeyboardInterrupt:
+            print(time.time())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    end = time.time()
+    sent, came = map(float, done.stdout.split())
+    print(f"KeyboardInterrupt after {came - sent:.3f} s, exit after {end - sent:.3f} s")
+    assert came - sent < 0.5 and end - sent < 1.5
+
+
+def test_an_error_stops_all_threads(monkeypatch):
+    monkeypatch.setattr(threads, "num_threads", lambda: 2)
+    called = []
+
+    def work(begin: int, end: int) -> None:
+        called.append(begin)
+        time.sleep(0.01)
+        if begin == 0:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        threads.run(work, 1000, 1e9)
+    count = len(called)
+    time.sleep(0.1)
+    assert len(called) == count < 5
+
+
+def test_slices_are_short(monkeypatch):
+    for count in (1, 2):
+        monkeypatch.setattr(threads, "num_threads", lambda n=count: n)
+        slices: list[tuple[int, int]] = []
+        threads.run(lambda begin, end: slices.append((begin, end)), 1000, 1e9)
+        assert sorted(x for begin, end in slices for x in range(begin, end)) == list(range(1000))
+        assert max(end - begin for begin, end in slices) <= 20
+        slices.clear()
+        threads.run(lambda begin, end: slices.append((begin, end)), 1000, 1e5)  # too little to look up from
+        assert slices == [(0, 1000)]
+        threads.run(lambda begin, end: slices.append((begin, end)), 0, 1e9)
+        assert len(slices) == 1

@@ -49,6 +49,8 @@ def sample(**arguments: Any) -> Call:
     return lambda backend: kg.sample(scores(backend, 3), kg.TopK(1), kg.Gini(), **arguments)
 
 
+MASKED = np.ma.masked_array([1, 1, 1], [False, True, False])
+
 #: what is wrong -> the call, and a pattern of the message: the argument, then the key word
 CASES: dict[str, tuple[Call, str]] = {
     "negative weight": (relax([1, -2, 3], 4, 3), r"weights.*negative.*-2"),
@@ -89,6 +91,31 @@ CASES: dict[str, tuple[Call, str]] = {
     "one gamma that is not positive": (smooth(np.array([1.0, 0.0]), 2, 3), r"gamma.*positive"),
     "one gamma in a list that is not positive": (smooth([1.0, -1.0], 2, 3), r"gamma.*positive"),
     "gamma of text": (smooth("small", 3), r"gamma.*number"),
+    "gamma that is a truth value": (smooth(True, 3), r"gamma.*number.*bool"),
+    "gammas that are truth values": (smooth([True, True], 2, 3), r"gamma.*number.*bool"),
+    "complex gamma": (smooth(1 + 0j, 3), r"gamma.*number.*complex"),
+    "complex gammas": (smooth([1 + 0j, 1.0], 2, 3), r"gamma.*number.*complex"),
+    "gammas of text": (smooth(["1"], 1, 3), r"gamma.*number"),
+    "ragged gamma": (smooth([[1.0], [1.0, 2.0]], 2, 3), r"gamma.*number.*list"),
+    "gamma beyond floats": (smooth(10**400, 3), r"gamma.*finite"),
+    "masked gamma": (smooth(MASKED, 3, 3), r"gamma.*masked"),
+    "masked weights": (relax(MASKED, 4, 3), r"weights.*masked"),
+    "masked capacity": (relax([1, 2, 3], MASKED, 3, 3), r"capacity.*masked"),
+    "masked k": (top(MASKED, 3, 3), r"k must.*masked"),
+    "masked real weights": (lambda backend: kg.Knapsack.from_real(MASKED, 4), r"weights.*masked"),
+    "masked selection": (
+        lambda backend: kg.log_prob(scores(backend, 3), MASKED, kg.TopK(1), kg.Gini()),
+        r"y must.*masked",
+    ),
+    "masked target": (
+        lambda backend: kg.fenchel_young_loss(scores(backend, 3), MASKED, kg.TopK(1), kg.Gini()),
+        r"target.*masked",
+    ),
+    "masked prior": (
+        lambda backend: kg.divergence(scores(backend, 3), kg.TopK(1), kg.Gini(), prior=MASKED),
+        r"prior.*masked",
+    ),
+    "masked y to look at": (lambda backend: kg.TopK(1).contains(MASKED), r"y must.*masked"),
     "no gamma": (smooth(None, 3), r"gamma.*number"),
     "gamma of another batch": (smooth(np.ones(2), 5, 3), r"gamma.*\(2,\).*\(5,\)"),
     "gamma for each item": (smooth(np.ones((5, 3)), 5, 3), r"gamma.*\(5, 3\).*\(5,\)"),
@@ -105,6 +132,8 @@ CASES: dict[str, tuple[Call, str]] = {
         r"prior.*\(3,\).*\(2,\)",
     ),
     "negative num_samples": (sample(num_samples=-1), r"num_samples.*-1"),
+    "num_samples that is a truth value": (sample(num_samples=True), r"num_samples.*True"),
+    "complex num_samples": (sample(num_samples=2 + 0j), r"num_samples.*2\+0j"),
     "fractional num_samples": (sample(num_samples=2.5), r"num_samples.*2\.5"),
     "rng of text": (sample(rng="seed"), r"rng.*str"),
     "unknown constraint": (lambda backend: kg.relax(scores(backend, 3), "top-3", kg.Gini()), r"constraint.*str"),
@@ -224,7 +253,7 @@ def test_masks_that_leave_too_few_items_name_the_instance(operation, dtype, back
 
 def run(code: str) -> str:
     """The output of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -287,6 +316,84 @@ def test_weights_under_vmap_are_refused():
 def test_masked_arrays_are_refused():
     with pytest.raises(TypeError, match=r"theta.*masked.*filled\(-np\.inf\)"):
         kg.relax(np.ma.masked_array(np.zeros(3), [False, True, False]), kg.TopK(1), kg.Gini())
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")  # they are on their way out
+def test_matrices_are_refused():
+    with pytest.raises(TypeError, match=r"theta.*matrix.*np\.asarray\(theta\)"):
+        kg.relax(np.matrix([[0.0, 1.0, 2.0]]), kg.TopK(1), kg.Gini())
+    with pytest.raises(TypeError, match=r"y must not be a NumPy matrix"):
+        kg.TopK(1).contains(np.matrix([[0.0, 1.0, 0.0]]))
+
+
+def test_arrays_of_another_byte_order(backend):
+    """Converted, except for theta: the result would have to be of its type."""
+    with pytest.raises(TypeError, match=r"theta.*byte order.*>f4.*astype\('float32'\)"):
+        kg.relax(np.zeros(3, ">f4"), kg.TopK(1), kg.Gini())
+
+    def results(order: str) -> list[Any]:
+        gamma, y, weights = np.array([0.5], f"{order}f8"), np.array([[0, 1, 0]], f"{order}i4"), [3, 2, 1]
+        theta, budget = scores(backend, 1, 3), kg.Knapsack(np.array(weights, f"{order}i8"), np.array(4, f"{order}i2"))
+        smoothing = kg.Gini(gamma)
+        assert smoothing == kg.Gini(np.array([0.5])) and budget.contains(y).all()
+        return [
+            kg.relax(theta, budget, smoothing),
+            kg.log_prob(theta, y, budget, smoothing),
+            kg.fenchel_young_loss(theta, y.astype(f"{order}f4"), budget, smoothing),
+            kg.divergence(theta, budget, smoothing, prior=y),
+        ]
+
+    for one, other in zip(results(">"), results("<")):
+        np.testing.assert_array_equal(backend.to_numpy(one), backend.to_numpy(other))
+
+
+def test_without_a_compiler_an_error_says_so():
+    code = """
+        import os
+        os.environ["NUMBA_DISABLE_JIT"] = "1"
+        import numpy as np, knapgrad as kg
+        try:
+            kg.relax(np.zeros(4), kg.TopK(2), kg.Gini())
+        except RuntimeError as error:
+            print(error)
+    """
+    assert "NUMBA_DISABLE_JIT is set" in run(code)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_nothing_warns(framework):
+    pytest.importorskip(framework)
+    code = f"""
+        import sys, warnings
+        warnings.simplefilter("error")
+        import {framework}, numpy as np, knapgrad as kg
+
+        theta = np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3)
+        if {framework!r} == "torch":
+            import knapgrad.torch
+            theta = torch.from_numpy(theta).requires_grad_()
+        if {framework!r} == "jax":
+            import knapgrad.jax
+            theta = jax.numpy.asarray(theta)
+        rng, gamma = jax.random.key(0) if "jax" in sys.modules else None, kg.Gini([0.5, 1.0])
+        budget, y = kg.Knapsack([1, 2, 3], 4), kg.solve(theta, kg.TopK(1))
+        results = [kg.value(theta, budget, gamma), kg.relax(theta, budget, gamma), kg.entropy(theta, budget, gamma)]
+        results += [kg.sample(theta, budget, gamma, num_samples=2, rng=rng), kg.log_prob(theta, y, budget, gamma)]
+        results += [kg.fenchel_young_loss(theta, y, budget, gamma), kg.divergence(theta, budget, gamma)]
+        results += [kg.frontier(theta, budget), budget.contains(y)]
+        for result in results:
+            if getattr(result, "requires_grad", False):
+                result.sum().backward()
+        print("done")
+    """
+    assert run(code) == "done"
+
+
+def test_a_distribution_of_too_many_instances_blames_the_batch():
+    torch = pytest.importorskip("torch")
+    theta, budget = torch.zeros(1, 20).expand(10**5, 20), kg.Knapsack([10**4] * 20, 10**5)
+    with pytest.raises(MemoryError, match=r"100,000 instances.*part of the batch.*knapgrad\.sample"):
+        kg.torch.SubsetDistribution(theta, budget, kg.Gini()).sample()
 
 
 def test_what_the_package_shows():

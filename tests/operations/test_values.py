@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,48 @@ def test_nothing_can_be_written_to(pair):
             with pytest.raises(ValueError, match=r"read-only|cannot"):
                 x -= 10**6
     assert value == again
+
+
+REALS: dict[str, Any] = {
+    "Knapsack of real numbers": lambda: kg.Knapsack.from_real(np.sqrt([[2.0, 3.0], [5.0, 6.0]]), [2.0, 3.0]),
+    "MultipleChoice of real numbers": lambda: kg.MultipleChoice.from_real(np.sqrt([[[2.0, 3.0]], [[5.0, 6.0]]]), 3.0),
+}
+
+
+@pytest.mark.parametrize("make", [make for make, _ in VALUES.values()] + list(REALS.values()), ids=[*VALUES, *REALS])
+def test_no_array_can_be_made_writeable(make):
+    value = make()
+    names = [*value.arguments, "unit", "offset"] if hasattr(value, "unit") else [*value.arguments]
+    arrays = [x for x in (getattr(value, name, None) for name in names) if isinstance(x, np.ndarray)]
+    for x in arrays:
+        for view in (x, np.asarray(x), x.view(), x[...], np.ravel(x), x.T):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                view.setflags(write=True)
+        while isinstance(x, np.ndarray):
+            assert not x.flags.writeable
+            x = x.base
+        assert isinstance(x, bytes) and memoryview(x).readonly
+    if hasattr(value, "budgets"):
+        value.budgets[...] = -1.0  # a copy
+    assert value == make()
+
+
+def test_a_tensor_of_the_user_is_copied():
+    torch = pytest.importorskip("torch")
+    weights, capacity = torch.tensor([3, 2, 2]), torch.tensor([4])
+    budget, choice = kg.Knapsack(weights, capacity), kg.MultipleChoice(weights, capacity)
+    weights[:], capacity[:] = -(10**6), 10**6
+    assert budget == kg.Knapsack([3, 2, 2], [4]) and choice == kg.MultipleChoice([3, 2, 2], [4])
+
+
+def test_what_torch_makes_of_an_array_is_not_what_kernels_read():
+    """torch writes into read-only memory, after a warning."""
+    torch = pytest.importorskip("torch")
+    budget = kg.Knapsack([1, 2, 3], 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.from_numpy(budget.weights)[:] = 10**9
+    np.testing.assert_array_equal(budget.lattice(3).weights, [1, 2, 3])
 
 
 def test_arrays_of_the_user_are_copied():

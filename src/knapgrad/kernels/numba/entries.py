@@ -12,6 +12,7 @@ import numpy as np
 from numba import typeof
 
 from knapgrad.kernels.first_calls import mention
+from knapgrad.kernels.numba.private import is_kept
 
 _entries: dict[Any, Callable[..., None]] = {}
 
@@ -28,7 +29,7 @@ def call_first(kernel: Any, types: tuple[Any, ...], arguments: tuple[Any, ...]) 
     kernel(*arguments)
     seconds = perf_counter() - begin
     if len(kernel.overloads) > known:
-        mention(kernel, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds)
+        mention(kernel, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds, is_kept(kernel))
     found = kernel.overloads.get(tuple(map(typeof, arguments)))
     return _entries.setdefault((kernel, types), getattr(found, "entry_point", kernel))
 

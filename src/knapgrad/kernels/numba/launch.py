@@ -11,6 +11,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
+import numba
 import numpy as np
 
 from knapgrad.kernels.numba import choice_paths, paths, threads, vector
@@ -23,7 +24,10 @@ from knapgrad.lattice import tournament
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
-NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep, to decide whether threads pay off
+# How long a call takes, to decide whether threads pay off, and where it may be interrupted
+NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep
+_NANOSECONDS_PER_SCORE = 5  # in a lane
+_NANOSECONDS_PER_SAMPLE = 10  # and item
 _LARGEST_MEMO = 64  # plans
 _UNIT = np.ones(1)
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
@@ -55,13 +59,16 @@ def _plan(
     found = lattice.memo.get(key)
     if found is not None:
         return found
+    if numba.config.DISABLE_JIT:
+        raise RuntimeError("NUMBA_DISABLE_JIT is set, and the kernels of knapgrad run only compiled; unset it")
     batch, cells = _batch(theta, lattice, keeps, complete, entries or lattice.options)
     size, n, lanes = prod(theta.shape[:-1]), theta.shape[-1], vector.BYTES // theta.itemsize
     steps, row, slots = n // (lattice.options or 1), row_length.py_func(batch, lanes), lattice.options * lanes
     groups = -(-size // batch.stride)
     narrow = rows * row + 2 * n * lanes + tables * cells
     sizes = (steps + 1) * COLUMNS + samples * lanes, row + n * lanes + slots, narrow + 4 * slots, cells
-    time = weight * groups * cells / lanes * NANOSECONDS_PER_VECTOR
+    time = groups * (weight * cells / lanes * NANOSECONDS_PER_VECTOR + n * lanes * _NANOSECONDS_PER_SCORE)
+    time += size * n * samples * _NANOSECONDS_PER_SAMPLE
     if len(lattice.memo) >= _LARGEST_MEMO:
         lattice.memo.clear()
     types = *variants, theta.dtype.char, lattice.options > 0
@@ -132,6 +139,8 @@ def _strength(gamma, theta):
 
 def _run(plan, theta, gamma, *arguments, table=None):
     """Runs a kernel over all groups, in slices, each thread in its own scratch."""
+    if table is not None and table.shape != (plan.groups, plan.cells):
+        raise ValueError(f"a table of shape {table.shape} is not of this theta: {(plan.groups, plan.cells)} is needed")
 
     def work(begin: int, end: int) -> None:
         try:
@@ -188,7 +197,12 @@ def tabulate(theta, lattice, gamma, regularizer):
     try:
         table = np.empty((plan.groups, plan.cells), theta.dtype)
     except MemoryError as error:
-        raise _too_large(plan.batch, error) from None
+        if plan.groups == 1:
+            raise _too_large(plan.batch, error) from None
+        raise MemoryError(
+            f"the tables of {len(flat):,} instances do not fit into memory together ({error}); make one distribution "
+            "for each part of the batch, or call knapgrad.sample and knapgrad.log_prob, which keep no table"
+        ) from None
     _run(plan, flat, _strength(gamma, theta), True, value, y, table=table)
     _check_feasible(value, lattice)
     return value.reshape(theta.shape[:-1]), y.reshape(theta.shape), table
@@ -256,8 +270,7 @@ def _complete(lattice):
 def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     kernel, samples = (choice_paths if lattice.options else paths).sample_kernel, len(uniforms)
-    weight = 1 + 0.05 * samples
-    plan = _plan(kernel, (regularizer_of(regularizer),), theta, lattice, samples=samples, weight=weight)
+    plan = _plan(kernel, (regularizer_of(regularizer),), theta, lattice, samples=samples)
     flat = _rows(theta)
     uniform = _beside(uniforms, flat, samples)
     value, y = np.zeros(len(flat)), np.empty_like(uniform)
@@ -303,8 +316,7 @@ def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
 
 def _log_prob(theta, y, cotangent, lattice, gamma, regularizer, table):
     kernel, samples = (choice_paths if lattice.options else paths).log_prob_kernel, len(y)
-    weight = 1 + 0.1 * samples
-    plan = _plan(kernel, (regularizer_of(regularizer),), theta, lattice, samples=samples, weight=weight)
+    plan = _plan(kernel, (regularizer_of(regularizer),), theta, lattice, samples=samples)
     flat, backwards = _rows(theta), cotangent is not None
     value, gradient, result = np.zeros(len(flat)), np.empty_like(flat), np.zeros((samples, len(flat)), theta.dtype)
     given = table is not None, _beside(y, flat, samples)

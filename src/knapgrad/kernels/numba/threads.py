@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from operator import ge
 
 import numba
@@ -20,6 +20,7 @@ import numpy as np
 from knapgrad.kernels.numba.frames import frame_of_scratch
 
 _WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
+_SLICE = 20e6  # nanoseconds of work, as expected, after which Python looks for interrupts; it may take twice as long
 _KEPT_BYTES = 64 << 20  # a larger scratch is given back after the call
 
 _local = threading.local()
@@ -34,31 +35,47 @@ def num_threads() -> int:
 
 
 def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> None:
-    """Calls ``work(begin, end)`` until all groups are done, on several threads if that pays."""
-    threads = min(num_threads(), groups) if nanoseconds > _WORTH_WAKING else 1
-    if threads <= 1:
+    """Calls ``work(begin, end)`` until all groups are done, on several threads if that pays.
+
+    Python sees an interrupt only between two calls, so they are short. An instance is never split: one with a huge
+    table is finished first.
+    """
+    if nanoseconds <= _WORTH_WAKING:
         if groups:
             work(0, groups)
         return
-    size = max(1, groups // (4 * threads))  # a few slices per thread: a slow core takes fewer
+    threads = min(num_threads(), groups)
+    size = max(1, int(groups * _SLICE / nanoseconds))
+    if threads > 1:
+        size = min(size, max(1, groups // (4 * threads)))  # a few slices per thread: a slow core takes fewer
     begins = iter(range(0, groups, size))
-    turn = threading.Lock()
+    turn, is_stopped = threading.Lock(), False
 
     def worker() -> None:
-        while True:
-            with turn:
-                begin = next(begins, None)
-            if begin is None:
-                return
-            work(begin, min(begin + size, groups))
+        nonlocal is_stopped
+        try:
+            while not is_stopped:
+                with turn:
+                    begin = next(begins, None)
+                if begin is None:
+                    return
+                work(begin, min(begin + size, groups))
+        except BaseException:
+            is_stopped = True  # the others need not go on
+            raise
 
     helpers = []
     with contextlib.suppress(RuntimeError):  # no new threads while the interpreter shuts down: this one does it all
         helpers += [_executor().submit(worker) for _ in range(threads - 1)]
-    worker()
-    for helper in helpers:
-        if not helper.cancel():  # one that never started has nothing left to do
-            helper.result()
+    try:
+        worker()
+        for helper in helpers:
+            if not helper.cancel():  # one that never started has nothing left to do
+                helper.result()
+    except BaseException:
+        is_stopped = True
+        wait([helper for helper in helpers if not helper.cancel()])  # they write into arrays of the caller
+        raise
 
 
 class Memory:

@@ -16,10 +16,16 @@ from numba.extending import NativeValue, models, overload, register_model, typeo
 
 from knapgrad import lattice, regularizers
 from knapgrad.kernels.numba import vector
+from knapgrad.kernels.numba.private import cached
 
 inline = njit(forceinline=True, error_model="numpy")
 function = njit(nogil=True, error_model="numpy")
-kernel = njit(nogil=True, error_model="numpy", cache=True)
+
+
+def kernel(python: Callable[..., Any]) -> Any:
+    """A function that Python calls, kept on disk."""
+    return cached(function(python))
+
 
 # Numba's cache on disk notices changes only in the file of a kernel. A hash of the other files in the name of a type
 # makes it notice those too.
