@@ -146,7 +146,10 @@ recall = define(
 def _relax_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
     if grad is None:
         return {}
-    return _through_scale(kept, vjp(_precise(kept, kept.theta), _precise(kept, grad), *kept.problem))
+    theta = kept.theta
+    if kept.wants_gamma:
+        theta, grad = theta.double(), grad.double()
+    return _through_scale(kept, vjp(theta, grad, *kept.problem))
 
 
 def _relax_jvp(kept: Kept, tangents: dict[str, Any]) -> Tensor:

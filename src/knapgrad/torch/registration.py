@@ -27,6 +27,7 @@ from torch import Tensor
 from knapgrad.kernels import numba
 from knapgrad.lattice import Lattice
 from knapgrad.torch import private
+from knapgrad.torch.private import CONSTANTS
 
 _DEVICES = ("cpu", "cuda")
 _library = torch.library.Library("knapgrad", "DEF")
@@ -216,7 +217,7 @@ class _Derivative:
         plain, names, tensors = {}, [], []
         for name, position in self.kept:
             x = inputs[position]
-            if isinstance(x, Tensor):
+            if type(x) not in CONSTANTS and isinstance(x, Tensor):
                 names.append(name)
                 tensors.append(x)
             else:
@@ -253,7 +254,7 @@ class _Derivative:
 
 def _requires_grad(arguments: tuple[Any, ...]) -> bool:
     for x in arguments:  # noqa: SIM110  a generator would take longer than the rest
-        if isinstance(x, Tensor) and x.requires_grad:
+        if type(x) not in CONSTANTS and x.requires_grad:
             return True
     return False
 
@@ -270,7 +271,7 @@ def kernel_of(name: str, at: int) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
         if not arguments[0].is_cpu:
             return _run_on_cuda(name, at, arguments)
-        given: list[Any] = [x.numpy(force=True) if isinstance(x, Tensor) else x for x in arguments]
+        given: list[Any] = [x if type(x) in CONSTANTS else x.numpy(force=True) for x in arguments]
         if type(given[at].weights) is not np.ndarray:
             given[at] = _in_numpy(given[at].resolved)
         results = on_cpu(*given)

@@ -19,7 +19,7 @@ import numpy as np
 
 from knapgrad.kernels.numba.frames import frame_of_scratch
 
-_WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
+WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
 _KEPT_BYTES = 64 << 20  # a larger scratch is given back after the call
 
 _local = threading.local()
@@ -33,9 +33,9 @@ def num_threads() -> int:
     return torch.get_num_threads() if torch is not None else numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
 
-def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> None:
-    """Calls ``work(begin, end)`` until all groups are done, on several threads if that pays."""
-    threads = min(num_threads(), groups) if nanoseconds > _WORTH_WAKING else 1
+def run(work: Callable[[int, int], None], groups: int) -> None:
+    """Calls ``work(begin, end)`` until all groups are done, on several threads."""
+    threads = min(num_threads(), groups)
     if threads <= 1:
         if groups:
             work(0, groups)
