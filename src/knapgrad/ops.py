@@ -87,7 +87,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     """
     call = prepare(theta, constraint, regularizer)
     y = call.backend.relax(call.backend.computable(call.theta), *call.problem)
-    return call.backend.as_type(call.whole(y), theta)
+    return call.backend.as_type(constraint.whole(y, call.shape), theta)
 
 
 def sample(
@@ -275,7 +275,8 @@ class Call(NamedTuple):
     def gamma(self) -> Any:
         """A number or an array."""
         strength = self.problem[1]
-        return self.backend.factor(self.regularizer) if _is_number(strength) else strength
+        is_number = isinstance(strength, np.ndarray) and strength.ndim == 0
+        return self.backend.factor(self.regularizer) if is_number else strength
 
     @property
     def event(self) -> tuple[int, ...]:
@@ -298,7 +299,7 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
         check_regularizer(regularizer)
     smoothing = _HARD if regularizer is None else regularizer
     strength = smoothing._strength
-    if not _is_number(strength):
+    if type(strength) is not np.ndarray or strength.ndim > 0:
         check_positive(strength)  # again: a parameter changes in training
         strength = backend.array(strength, theta, "gamma")
         if backend.differentiates(strength):
@@ -313,10 +314,6 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
     flat = constraint.flat(backend, theta)
     problem = backend.lattice(constraint, flat), strength, smoothing.name
     return Call(backend, flat, smoothing, problem, constraint, theta.shape)
-
-
-def _is_number(strength: Any) -> bool:
-    return isinstance(strength, np.ndarray) and strength.ndim == 0
 
 
 def _checked(theta: Any, constraint: Constraint) -> Backend:

@@ -50,7 +50,7 @@ def _precise(kept: Kept, x: Tensor) -> Tensor:
 
 def divide(x: Tensor, gamma: Any) -> Tensor:
     """x (*batch, n) / gamma."""
-    if isinstance(gamma, float) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
+    if isinstance(gamma, float) or (type(gamma) is np.ndarray and gamma.ndim == 0):
         number = float(gamma)
         return x if number == 1.0 else x / number
     return x / _per_item(torch.as_tensor(gamma).to(x.dtype))

@@ -109,15 +109,17 @@ def _ready(array, dtype=None):
 
 def _rows(theta, dtype=None):
     """(batch, n)."""
-    theta = _ready(theta, dtype)
-    return theta if theta.ndim == 2 else theta.reshape(prod(theta.shape[:-1]), theta.shape[-1])
+    if theta.ndim == 2 and dtype is None and theta.flags.carray:
+        return theta
+    return _ready(theta, dtype).reshape(prod(theta.shape[:-1]), theta.shape[-1])
 
 
 def _beside(x, theta, *samples):
     """(*samples, batch, n), of the type of theta (batch, n)."""
     shape = (*samples, *theta.shape)
-    x = _ready(x, theta.dtype)
-    return x if x.shape == shape else x.reshape(shape)
+    if x.shape == shape and x.dtype is theta.dtype and x.flags.carray:
+        return x
+    return _ready(x, theta.dtype).reshape(shape)
 
 
 def _per_instance(array, shape, dtype=None):
@@ -136,7 +138,8 @@ def _run(plan, theta, gamma, *arguments, table=None, part=None):
     several threads if that pays."""
     if part is None:
         if plan.nanoseconds > threads.WORTH_WAKING:
-            return threads.run(lambda *part: _run(plan, theta, gamma, *arguments, table=table, part=part), plan.groups)
+            threads.run(lambda *part: _run(plan, theta, gamma, *arguments, table=table, part=part), plan.groups)
+            return
         part = 0, plan.groups
     try:
         memory = threads.scratch(theta.dtype, plan.sizes)

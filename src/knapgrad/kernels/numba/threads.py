@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from operator import ge
 
 import numba
 import numpy as np
@@ -77,8 +76,10 @@ class Memory:
 def scratch(dtype: np.dtype, sizes: tuple[int, ...]) -> Memory:
     """This thread's buffers, at least of these lengths."""
     kept = _local.__dict__.get(dtype.char)
-    if kept is not None and (kept.sizes is sizes or all(map(ge, kept.sizes, sizes))):
-        return kept
+    if kept is not None:
+        (integers, wide, narrow, cells), most = sizes, kept.sizes
+        if integers <= most[0] and wide <= most[1] and narrow <= most[2] and cells <= most[3]:
+            return kept
     memory = Memory(dtype, sizes if kept is None else tuple(map(max, kept.sizes, sizes)))
     if sum(buffer.nbytes for buffer in memory.buffers) <= _KEPT_BYTES:
         _local.__dict__[dtype.char] = memory
