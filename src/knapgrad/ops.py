@@ -274,9 +274,7 @@ class Call(NamedTuple):
     @property
     def gamma(self) -> Any:
         """A number or an array."""
-        strength = self.problem[1]
-        is_number = isinstance(strength, np.ndarray) and strength.ndim == 0
-        return self.backend.factor(self.regularizer) if is_number else strength
+        return self.backend.factor(self.regularizer) if _is_number(self.regularizer) else self.problem[1]
 
     @property
     def event(self) -> tuple[int, ...]:
@@ -299,7 +297,7 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
         check_regularizer(regularizer)
     smoothing = _HARD if regularizer is None else regularizer
     strength = smoothing._strength
-    if type(strength) is not np.ndarray or strength.ndim > 0:
+    if not _is_number(smoothing):
         check_positive(strength)  # again: a parameter changes in training
         strength = backend.array(strength, theta, "gamma")
         if backend.differentiates(strength):
@@ -314,6 +312,12 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
     flat = constraint.flat(backend, theta)
     problem = backend.lattice(constraint, flat), strength, smoothing.name
     return Call(backend, flat, smoothing, problem, constraint, theta.shape)
+
+
+def _is_number(regularizer: Regularizer) -> bool:
+    """Whether its gamma is one number, rather than an array or tensor of any shape."""
+    strength = regularizer._strength
+    return type(strength) is np.ndarray and strength.ndim == 0
 
 
 def _checked(theta: Any, constraint: Constraint) -> Backend:
