@@ -60,8 +60,8 @@ class Constraint(Value, ABC):
         where that is an item of the kernels."""
         return x
 
-    def whole(self, flat: Any, event: tuple[int, ...]) -> Any:
-        """The reverse, without those of picking no option."""
+    def whole(self, flat: Any, shape: tuple[int, ...]) -> Any:
+        """The reverse, for a theta of that shape, without those of picking no option."""
         return flat
 
     def contains(self, y: Any) -> Any:
@@ -548,8 +548,8 @@ class MultipleChoice(Weighted):
             x = backend.concatenate([backend.as_type(first, x), x], -1)
         return x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
-    def whole(self, flat: Any, event: tuple[int, ...]) -> Any:
-        return flat.reshape((*flat.shape[:-1], event[0], self._columns))[..., self._columns - event[1] :]
+    def whole(self, flat: Any, shape: tuple[int, ...]) -> Any:
+        return flat.reshape((*flat.shape[:-1], shape[-2], self._columns))[..., self._columns - shape[-1] :]
 
 
 def _lowest(weights: Any) -> Any:

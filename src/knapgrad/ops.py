@@ -40,7 +40,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     backend = _checked(theta, constraint)
     scores = backend.computable(constraint.flat(backend, theta))
     y = backend.solve(scores, backend.lattice(constraint, scores))
-    return backend.as_type(constraint.whole(y, _event(theta.shape, constraint)), theta)
+    return backend.as_type(constraint.whole(y, theta.shape), theta)
 
 
 def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Array:
@@ -87,7 +87,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     """
     call = prepare(theta, constraint, regularizer)
     y = call.backend.relax(call.backend.computable(call.theta), *call.problem)
-    return call.backend.as_type(call.whole(y), theta)
+    return call.backend.as_type(constraint.whole(y, call.shape), theta)
 
 
 def sample(
@@ -267,15 +267,20 @@ class Call(NamedTuple):
 
     backend: Backend
     theta: Any  # as the kernels take it, (*batch, n)
-    gamma: Any  # a number or an array
+    regularizer: Regularizer
     problem: tuple[Lattice, Any, str]  # what every operation of a backend takes, with gamma as an array
     constraint: Constraint
     shape: tuple[int, ...]  # of theta as it was given
 
     @property
+    def gamma(self) -> Any:
+        """A number or an array."""
+        return self.backend.factor(self.regularizer) if _is_number(self.regularizer) else self.problem[1]
+
+    @property
     def event(self) -> tuple[int, ...]:
         """What theta has per instance."""
-        return _event(self.shape, self.constraint)
+        return tuple(self.shape[-self.constraint.event_dims :])
 
     def flat(self, x: Any) -> Any:
         """Scores, or anything else of theta's shape, as the kernels take them."""
@@ -283,7 +288,7 @@ class Call(NamedTuple):
 
     def whole(self, y: Any) -> Any:
         """The reverse."""
-        return self.constraint.whole(y, self.event)
+        return self.constraint.whole(y, self.shape)
 
 
 def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None) -> Call:
@@ -293,37 +298,37 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
         check_regularizer(regularizer)
     smoothing = _HARD if regularizer is None else regularizer
     strength = smoothing._strength
-    if isinstance(strength, np.ndarray) and strength.ndim == 0:
-        gamma = backend.factor(smoothing)
-    else:
+    if not _is_number(smoothing):
         check_positive(strength)  # again: a parameter changes in training
-        gamma = backend.array(strength, theta, "gamma")
-        if backend.differentiates(gamma):
-            gamma = backend.double(gamma)  # its gradient is a small difference of large terms
-        gamma = backend.computable(gamma)
-        strength = gamma
+        strength = backend.array(strength, theta, "gamma")
+        if backend.differentiates(strength):
+            strength = backend.double(strength)  # its gradient is a small difference of large terms
+        strength = backend.computable(strength)
         batch = theta.shape[: -constraint.event_dims]
-        if not broadcasts(gamma.shape, batch):
+        if not broadcasts(strength.shape, batch):
             raise ValueError(
-                f"gamma of shape {tuple(gamma.shape)} does not broadcast to the batch shape of theta, "
+                f"gamma of shape {tuple(strength.shape)} does not broadcast to the batch shape of theta, "
                 f"{tuple(batch)}; give it one entry in all, or just that shape"
             )
     flat = constraint.flat(backend, theta)
     problem = backend.lattice(constraint, flat), strength, smoothing.name
-    return Call(backend, flat, gamma, problem, constraint, theta.shape)
+    return Call(backend, flat, smoothing, problem, constraint, theta.shape)
 
 
-def _event(shape: tuple[int, ...], constraint: Constraint) -> tuple[int, ...]:
-    return tuple(shape[-constraint.event_dims :])
+def _is_number(regularizer: Regularizer) -> bool:
+    """Whether its gamma is one number, rather than an array or tensor of any shape."""
+    strength = regularizer._strength
+    return type(strength) is np.ndarray and strength.ndim == 0
 
 
 def _checked(theta: Any, constraint: Constraint) -> Backend:
     """The backend of theta, after checking theta and the constraint, once for each type and shape: the checks take as
     long as a small kernel."""
     kind = type(theta), getattr(theta, "dtype", None), getattr(theta, "shape", None)
-    remembers = isinstance(constraint, Constraint) and not is_compiling()
-    if remembers and kind in constraint._fitting:
-        return constraint._fitting[kind]
+    fitting = None if is_compiling() else getattr(constraint, "_fitting", None)
+    backend = None if fitting is None else fitting.get(kind)
+    if backend is not None:
+        return backend
     backend = check_array("theta", theta)
     if not backend.is_floating(theta):
         raise TypeError(f"theta must hold floating-point scores, got {theta.dtype}; convert it to float32 or float64")
@@ -331,8 +336,8 @@ def _checked(theta: Any, constraint: Constraint) -> Backend:
         raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
     check_constraint(constraint)
     constraint.check(theta.shape)
-    if remembers and len(constraint._fitting) < _MOST_KINDS:
-        constraint._fitting[kind] = backend
+    if fitting is not None and len(fitting) < _MOST_KINDS:
+        fitting[kind] = backend
     return backend
 
 

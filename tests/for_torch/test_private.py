@@ -74,6 +74,37 @@ def test_eager_calls_run_the_kernel_itself(monkeypatch):
     assert found == [True]
 
 
+@pytest.mark.parametrize("kind", ["negated", "zeros"])
+def test_tensors_that_are_computed_when_they_are_read(kind):
+    """They are plain on the CPU, where numpy() computes them."""
+    lazy = torch.complex(THETA, -THETA).conj().imag if kind == "negated" else torch._efficientzerotensor(THETA.shape)
+    expected = THETA if kind == "negated" else torch.zeros_like(THETA, dtype=lazy.dtype)
+    assert lazy.is_neg() or lazy._is_zerotensor()
+    torch.testing.assert_close(kg.relax(lazy, BUDGET, kg.Gini()), kg.relax(expected, BUDGET, kg.Gini()))
+    theta = THETA.to(lazy.dtype).requires_grad_()
+    found, right = (torch.autograd.grad(kg.relax(theta, BUDGET, kg.Gini()), theta, z)[0] for z in (lazy, expected))
+    torch.testing.assert_close(found, right)
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_operators():
+    theta = THETA.clone().requires_grad_()
+    y = kg.relax(theta, BUDGET, kg.Gini())
+    with Seen() as seen:
+        kg.relax(theta, BUDGET, kg.Gini())
+        y.backward(THETA)
+    assert {"knapgrad.relax.default", "knapgrad.vjp.default"} <= set(seen.names)
+
+
 def test_a_profile_names_the_operations():
     theta = THETA.clone().requires_grad_()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -337,3 +337,12 @@ def test_max_capacity_changes_no_result(backend, regularizer):
             np.testing.assert_array_equal(backend.to_numpy(one), backend.to_numpy(other))
     assert kg.Knapsack([1, 2, 3], 2, max_capacity=5).lattice(3).reach == 5
     assert kg.Knapsack([1, 2, 3], 2, max_capacity=50).lattice(3).reach == 6
+
+
+def test_a_gamma_of_another_framework():
+    torch = pytest.importorskip("torch")
+    theta, limit, gamma = np.array([[0.3, -0.2, 0.9]]), kg.Knapsack([1, 2, 1], 2), torch.nn.Parameter(torch.tensor(0.5))
+    for operation in (kg.value, kg.relax, kg.divergence, kg.frontier):
+        found = operation(theta, limit, kg.Gini(gamma))
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, operation(theta, limit, kg.Gini(0.5)))

@@ -20,6 +20,7 @@ from knapgrad.torch.operators import relax as relax
 from knapgrad.torch.registration import as_tensor, open_integer
 
 where, broadcast_to, concatenate = torch.where, torch.broadcast_to, torch.cat
+_HALF = (torch.float16, torch.bfloat16)
 
 
 @torch.no_grad()
@@ -49,7 +50,7 @@ def frontier(theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> T
 
 
 def is_floating(x: Tensor) -> bool:
-    return x.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    return x.dtype in (torch.float32, torch.float64, *_HALF)
 
 
 def differentiates(*tensors: Any) -> bool:
@@ -114,7 +115,7 @@ def requires_grad(x: Tensor) -> bool:
 
 def computable(x: Tensor) -> Tensor:
     """Half precision is computed in float32."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in _HALF else x
 
 
 def double(x: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ def as_type(x: Tensor, like: Tensor) -> Tensor:
 
 def as_total(x: Tensor, like: Tensor) -> Tensor:
     """Under autocast, sums such as losses are float32, as torch's own are."""
-    is_half = like.dtype in (torch.float16, torch.bfloat16)
+    is_half = like.dtype in _HALF
     return x.float() if is_half and torch.is_autocast_enabled(like.device.type) else as_type(x, like)
 
 

@@ -50,7 +50,7 @@ def _precise(kept: Kept, x: Tensor) -> Tensor:
 
 def divide(x: Tensor, gamma: Any) -> Tensor:
     """x (*batch, n) / gamma."""
-    if isinstance(gamma, float) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
+    if isinstance(gamma, float) or (type(gamma) is np.ndarray and gamma.ndim == 0):
         number = float(gamma)
         return x if number == 1.0 else x / number
     return x / _per_item(torch.as_tensor(gamma).to(x.dtype))
@@ -146,7 +146,10 @@ recall = define(
 def _relax_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
     if grad is None:
         return {}
-    return _through_scale(kept, vjp(_precise(kept, kept.theta), _precise(kept, grad), *kept.problem))
+    theta = kept.theta
+    if kept.wants_gamma:
+        theta, grad = theta.double(), grad.double()
+    return _through_scale(kept, vjp(theta, grad, *kept.problem))
 
 
 def _relax_jvp(kept: Kept, tangents: dict[str, Any]) -> Tensor:

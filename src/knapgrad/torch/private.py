@@ -8,9 +8,12 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
+
+from knapgrad.lattice import Lattice
 
 
 def _find(*path: str) -> Any:
@@ -25,7 +28,7 @@ FOUND: dict[str, Any] = {
     "transforms": _find("_are_functorch_transforms_active"),
     "is_wrapped": _find("_functorch", "is_functorch_wrapped_tensor"),
     "below_autograd": _find("_AutoDispatchBelowAutograd"),
-    "modes": _find("_len_torch_dispatch_stack"),
+    "is_special": _find("_dispatch_isTensorSubclassLike"),
     "keys": _find("_dispatch_keys"),
     "level": forward_ad if hasattr(forward_ad, "_current_level") else None,
     "profiler": profiler if hasattr(profiler, "_is_profiler_enabled") else None,
@@ -52,24 +55,29 @@ def below_autograd() -> AbstractContextManager[Any]:
     return torch.no_grad() if FOUND["below_autograd"] is None else FOUND["below_autograd"]()
 
 
+#: Types that operators take beside tensors. A look into a set is shorter than isinstance(x, Tensor), which is slow for
+#: what is no tensor.
+CONSTANTS = {Lattice, np.ndarray, str, bool, int, float, type(None)}
+
+
 def is_plain(arguments: tuple[Any, ...]) -> bool:
-    """Whether the dispatcher would only call the kernel of the device that the first tensor is on; others may be on
-    the CPU. Skipping it saves as much time as a small kernel takes. Replacement: no."""
-    modes, keys = FOUND["modes"], FOUND["keys"]
-    if modes is None or keys is None or modes() > 0:
+    """Whether the dispatcher would only call the kernel of the device that the tensors are on; some may be on the CPU.
+    Skipping it saves as much time as a small kernel takes. Replacement: no."""
+    is_special, keys = FOUND["is_special"], FOUND["keys"]  # special: a subclass, in a transform, in a mode, or sparse
+    if is_special is None or keys is None:
         return False
-    first = arguments[0]
-    plain = _plain_keys("cpu") if first.is_cpu else _plain_keys("cuda") if first.is_cuda else ()
-    for x in arguments:  # noqa: SIM110  a generator would take longer than the rest
-        if isinstance(x, Tensor) and keys(x) not in plain:
+    for x in arguments:
+        if type(x) in CONSTANTS:
+            continue
+        if is_special(x) or not (x.is_cpu or (x.is_cuda and keys(x) == _plain_keys())):  # numpy() resolves the rest
             return False
     return True
 
 
 @cache
-def _plain_keys(device: str) -> tuple[Any, ...]:
-    """Of plain tensors on a device, and on the CPU."""
-    return tuple(FOUND["keys"](torch.empty(0, device=place)) for place in sorted({device, "cpu"}, reverse=True))
+def _plain_keys() -> Any:
+    """Of plain tensors on a CUDA device. Those that are to be negated or filled with zeros first have more."""
+    return FOUND["keys"](torch.empty(0, device="cuda"))
 
 
 def is_forward_mode() -> bool:

@@ -27,6 +27,7 @@ from torch import Tensor
 from knapgrad.kernels import numba
 from knapgrad.lattice import Lattice
 from knapgrad.torch import private
+from knapgrad.torch.private import CONSTANTS
 
 _DEVICES = ("cpu", "cuda")
 _library = torch.library.Library("knapgrad", "DEF")
@@ -182,9 +183,11 @@ def define(
             return operator(*signature.flat(arguments))
         if private.is_transforming():
             return functional.apply(*signature.flat(arguments))
-        if (torch.is_grad_enabled() and _requires_grad(arguments[:end])) or private.is_forward_mode():
-            return eager(*arguments)
-        return run_plain(*arguments)
+        if torch.is_grad_enabled():
+            for x in arguments[:end]:
+                if type(x) not in CONSTANTS and x.requires_grad:
+                    return eager(*arguments)
+        return eager(*arguments) if private.is_forward_mode() else run_plain(*arguments)
 
     return call
 
@@ -216,7 +219,7 @@ class _Derivative:
         plain, names, tensors = {}, [], []
         for name, position in self.kept:
             x = inputs[position]
-            if isinstance(x, Tensor):
+            if type(x) not in CONSTANTS and isinstance(x, Tensor):
                 names.append(name)
                 tensors.append(x)
             else:
@@ -251,13 +254,6 @@ class _Derivative:
         return self._jvp(self.restore(ctx), dict(zip(self.names, tangents)))  # type: ignore[misc]
 
 
-def _requires_grad(arguments: tuple[Any, ...]) -> bool:
-    for x in arguments:  # noqa: SIM110  a generator would take longer than the rest
-        if isinstance(x, Tensor) and x.requires_grad:
-            return True
-    return False
-
-
 def _autograd_function(name: str, **parts: Callable[..., Any]) -> type[torch.autograd.Function]:
     methods = {key: staticmethod(part) for key, part in parts.items()}
     return type(f"knapgrad_{name}", (torch.autograd.Function,), methods)
@@ -270,7 +266,10 @@ def kernel_of(name: str, at: int) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
         if not arguments[0].is_cpu:
             return _run_on_cuda(name, at, arguments)
-        given: list[Any] = [x.numpy(force=True) if isinstance(x, Tensor) else x for x in arguments]
+        given = list(arguments)
+        for place, x in enumerate(arguments):
+            if type(x) not in CONSTANTS:
+                given[place] = x.numpy(force=True)
         if type(given[at].weights) is not np.ndarray:
             given[at] = _in_numpy(given[at].resolved)
         results = on_cpu(*given)

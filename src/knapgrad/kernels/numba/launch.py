@@ -7,7 +7,7 @@ Arguments: theta (*batch, n), a lattice of arrays that broadcast to it, gamma th
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -30,6 +30,7 @@ _NANOSECONDS_PER_SCORE = 5  # in a lane
 _NANOSECONDS_PER_SAMPLE = 10  # and item
 _LARGEST_MEMO = 64  # plans
 _UNIT = np.ones(1)
+_FLOAT64 = np.dtype(np.float64)  # of which there is one: `is` is faster than `==`
 _ALL = np.array([2**62])  # a slack that no capacity exceeds
 _HARD = regularizer_of("hard")
 
@@ -115,15 +116,17 @@ def _ready(array, dtype=None):
 
 def _rows(theta, dtype=None):
     """(batch, n)."""
-    theta = _ready(theta, dtype)
-    return theta if theta.ndim == 2 else theta.reshape(prod(theta.shape[:-1]), theta.shape[-1])
+    if theta.ndim == 2 and dtype is None and theta.flags.carray:
+        return theta
+    return _ready(theta, dtype).reshape(prod(theta.shape[:-1]), theta.shape[-1])
 
 
 def _beside(x, theta, *samples):
     """(*samples, batch, n), of the type of theta (batch, n)."""
     shape = (*samples, *theta.shape)
-    x = _ready(x, theta.dtype)
-    return x if x.shape == shape else x.reshape(shape)
+    if x.shape == shape and x.dtype is theta.dtype and x.flags.carray:
+        return x
+    return _ready(x, theta.dtype).reshape(shape)
 
 
 def _per_instance(array, shape, dtype=None):
@@ -132,29 +135,33 @@ def _per_instance(array, shape, dtype=None):
 
 
 def _strength(gamma, theta):
-    if gamma.ndim == 0 and gamma.dtype == np.float64:
+    if gamma.ndim == 0 and gamma.dtype is _FLOAT64:
         return gamma.reshape(1)
     return _per_instance(gamma, theta.shape[:-1], np.float64)
 
 
-def _run(plan, theta, gamma, *arguments, table=None):
-    """Runs a kernel over all groups, in slices, each thread in its own scratch."""
-    if table is not None and table.shape != (plan.groups, plan.cells):
-        raise ValueError(f"a table of shape {table.shape} is not of this theta: {(plan.groups, plan.cells)} is needed")
-
-    def work(begin: int, end: int) -> None:
-        try:
-            memory = threads.scratch(theta.dtype, plan.sizes)
-        except MemoryError as error:
-            raise _too_large(plan.batch, error) from None
-        frame = memory.frame if table is None else memory.frame_with(table)
-        given = *plan.variants, theta, gamma, plan.batch.tree, plan.frame, frame, begin, end, *arguments
-        if plan.call is None:
-            plan.call = call_first(plan.kernel, plan.types, given)
-        else:
-            plan.call(*given)
-
-    threads.run(work, plan.groups, plan.nanoseconds)
+def _run(plan, theta, gamma, *arguments, table=None, part=None):
+    """Runs a kernel over the groups from part[0] to part[1], in scratch of this thread; without a part over all, on
+    several threads if that pays."""
+    if part is None:
+        if table is not None and table.shape != (plan.groups, plan.cells):
+            needed = plan.groups, plan.cells
+            raise ValueError(f"a table of shape {table.shape} is not of this theta: {needed} is needed")
+        if plan.nanoseconds > threads.WORTH_WAKING:
+            work = partial(_run, plan, theta, gamma, *arguments, table=table)
+            threads.run(lambda *part: work(part=part), plan.groups, plan.nanoseconds)
+            return
+        part = 0, plan.groups
+    try:
+        memory = threads.scratch(theta.dtype, plan.sizes)
+    except MemoryError as error:
+        raise _too_large(plan.batch, error) from None
+    frame = memory.frame if table is None else memory.frame_with(table)
+    given = *plan.variants, theta, gamma, plan.batch.tree, plan.frame, frame, *part, *arguments
+    if plan.call is None:
+        plan.call = call_first(plan.kernel, plan.types, given)
+    else:
+        plan.call(*given)
 
 
 def _too_large(batch, error: MemoryError) -> MemoryError:
@@ -177,9 +184,9 @@ def _check_feasible(value: np.ndarray, lattice) -> None:
 def operator(theta, lattice, gamma, regularizer, relaxed=True):
     """The smoothed optimum (*batch,) in float64, and its gradient, the relaxed selection (*batch, n)."""
     plan = _plan(operator_kernel, (regularizer_of(regularizer),), theta, lattice, keeps=relaxed)
-    flat, gamma = _rows(theta), _strength(gamma, theta)
-    value, y = np.empty(len(flat)), np.empty_like(flat)
-    _run(plan, flat, gamma, relaxed, value, y)
+    flat = _rows(theta)
+    value, y = np.empty(len(flat)), np.empty(flat.shape, flat.dtype)
+    _run(plan, flat, _strength(gamma, theta), relaxed, value, y)
     _check_feasible(value, lattice)
     return (value, y) if theta.ndim == 2 else (value.reshape(theta.shape[:-1]), y.reshape(theta.shape))
 
@@ -228,8 +235,7 @@ def _tangent(direction, theta, z, lattice, gamma, regularizer, backwards, weight
     variants = regularizer_of(regularizer), direction_of(direction)
     plan = _plan(tangent_kernel, variants, theta, lattice, weight=weight, rows=4, tables=1)
     flat = _rows(theta)
-    value, product = np.empty(len(flat)), np.empty_like(flat)
-    tangent = np.empty_like(value)
+    value, tangent, product = np.empty(len(flat)), np.empty(len(flat)), np.empty(flat.shape, flat.dtype)
     _run(plan, flat, _strength(gamma, theta), _beside(z, flat), backwards, value, tangent, product)
     _check_feasible(value, lattice)
     return tangent, product if theta.ndim == 2 else product.reshape(theta.shape)

@@ -12,14 +12,13 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from operator import ge
 
 import numba
 import numpy as np
 
 from knapgrad.kernels.numba.frames import frame_of_scratch
 
-_WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
+WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
 _SLICE = 20e6  # nanoseconds of work, as expected, after which Python looks for interrupts; it may take twice as long
 _KEPT_BYTES = 64 << 20  # a larger scratch is given back after the call
 
@@ -35,12 +34,12 @@ def num_threads() -> int:
 
 
 def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> None:
-    """Calls ``work(begin, end)`` until all groups are done, on several threads if that pays.
+    """Calls ``work(begin, end)`` until all groups are done, on several threads.
 
     Python sees an interrupt only between two calls, so they are short. An instance is never split: one with a huge
     table is finished first.
     """
-    if nanoseconds <= _WORTH_WAKING:
+    if nanoseconds <= WORTH_WAKING:
         if groups:
             work(0, groups)
         return
@@ -94,8 +93,10 @@ class Memory:
 def scratch(dtype: np.dtype, sizes: tuple[int, ...]) -> Memory:
     """This thread's buffers, at least of these lengths."""
     kept = _local.__dict__.get(dtype.char)
-    if kept is not None and (kept.sizes is sizes or all(map(ge, kept.sizes, sizes))):
-        return kept
+    if kept is not None:
+        (integers, wide, narrow, cells), most = sizes, kept.sizes
+        if integers <= most[0] and wide <= most[1] and narrow <= most[2] and cells <= most[3]:
+            return kept
     memory = Memory(dtype, sizes if kept is None else tuple(map(max, kept.sizes, sizes)))
     if sum(buffer.nbytes for buffer in memory.buffers) <= _KEPT_BYTES:
         _local.__dict__[dtype.char] = memory
