@@ -233,7 +233,7 @@ def walk(theta: Array, lattice: Lattice, value: Array, tables: Array, uniforms: 
 def mode(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> Array:
     """The most probable selection (*batch, n)."""
     theta, gamma = lax.stop_gradient((theta, gamma))
-    return _batched(jax_scan.mode, regularizer, 0, theta, lattice, gamma, ())
+    return _run("mode", regularizer, theta, lattice, gamma)
 
 
 def sample(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, uniforms: Array) -> Array:

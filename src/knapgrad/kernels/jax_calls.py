@@ -6,8 +6,8 @@ and extras. In extras and results the batch starts at axis 0, or at axis 1, afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, repeat
 from math import prod
 from typing import Any
 
@@ -51,41 +51,46 @@ def foldable(function: Kernel, axis: int) -> Kernel:
     return call
 
 
-def constants(theta: Array, lattice: Lattice, gamma: Array) -> dict[str, tuple[Array, bool]]:
-    """The arrays of a lattice, and gamma, by name: those of all instances, or the one that they share; and whether they
-    do."""
-    *batch, n = theta.shape
-    slack = jnp.zeros((), jnp.int32) if lattice.slack is None else lattice.slack
-    given = {"weights": (lattice.weights, (n,)), "capacity": (lattice.capacity, (1,)), "slack": (slack, (1,))}
-    found = {}
-    for name, (x, shape) in (given | {"gamma": (gamma, (1,))}).items():
-        is_shared = x.size == prod(shape)
-        own = (*batch, n) if name == "weights" else tuple(batch)
-        found[name] = jnp.asarray(x).reshape(shape) if is_shared else jnp.broadcast_to(x, own), is_shared
-    return found
+def spread(function: Kernel, axis: int) -> Kernel:
+    """The same function, computed where the batch of theta is: nothing moves between devices. In the lattice that it
+    gets, and in gamma, arrays are of all instances, or one that they share. Its results are a tuple."""
+
+    def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
+        *batch, n = theta.shape
+        given = {"weights": (lattice.weights, (n,)), "capacity": (lattice.capacity, (1,)), "gamma": (gamma, (1,))}
+        if lattice.slack is not None:
+            given["slack"] = lattice.slack, (1,)
+        arrays, axes = [theta], [0]  # the axis at which the batch starts; None if instances share an array
+        for name, (x, shape) in given.items():
+            is_shared = x.size == prod(shape)
+            own = theta.shape if name == "weights" else tuple(batch)
+            arrays.append(jnp.asarray(x).reshape(shape) if is_shared else jnp.broadcast_to(x, own))
+            axes.append(None if is_shared else 0)  # type: ignore[arg-type]
+
+        def run(theta: Array, *others: Array) -> Any:
+            own = dict(zip(given, others))
+            gamma, extra = own.pop("gamma"), others[len(given) :]
+            return function(theta, lattice.replace(**own), gamma, extra)
+
+        return _where_the_batch_is(run, [*arrays, *extra], [*axes, *[axis] * len(extra)], axis)
+
+    return call
 
 
-def spread(
-    function: Callable[..., Any], arrays: Sequence[Array], axes: Sequence[int | None], out: Sequence[int]
-) -> Any:
-    """``function(*arrays)``, a tuple, computed where the batch of the first array is, without moving anything.
-
-    Args:
-        function: runs on the part of a device as it does on the whole.
-        axes: at which axis of each array the batch starts; None if instances share it.
-        out: the same of each result.
-    """
+def _where_the_batch_is(
+    function: Callable[..., tuple[Array, ...]], arrays: Sequence[Array], axes: Sequence[int | None], out: int
+) -> tuple[Array, ...]:
+    """``function(*arrays)``: in shard_map, on a mesh of explicit axes, or wherever XLA puts the batch."""
     rank, sharding = arrays[0].ndim - 1, jax.typeof(arrays[0]).sharding
 
-    def specs(batch: Sequence[Any], ranks: Sequence[int], axes: Sequence[int | None]) -> tuple[Any, ...]:
-        def spec(length: int, axis: int | None) -> PartitionSpec:
-            alone = [None] * length
+    def specs(batch: Sequence[Any], arrays: Sequence[Any], axes: Iterable[int | None]) -> tuple[PartitionSpec, ...]:
+        def spec(x: Any, axis: int | None) -> PartitionSpec:
+            alone = [None] * len(x.shape)
             return PartitionSpec(*(alone if axis is None else [*alone[:axis], *batch, *alone[axis + len(batch) :]]))
 
-        return tuple(spec(length, axis) for length, axis in zip(ranks, axes))
+        return tuple(map(spec, arrays, axes))
 
-    def on_device(*arrays: Array) -> Any:
-        """In shard_map."""
+    def on_device(*arrays: Array) -> tuple[Array, ...]:
         arrays = jax_scan.varying(arrays)
         return jax_scan.varying((arrays[0], *function(*arrays)))[1:]
 
@@ -93,30 +98,29 @@ def spread(
         return on_device(*arrays)
     if AxisType.Explicit in sharding.mesh.axis_types:
         shapes = jax.eval_shape(function, *[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays])
-        given = specs(sharding.spec[:rank], [x.ndim for x in arrays], axes)
-        results = specs(sharding.spec[:rank], [len(x.shape) for x in shapes], out)
+        given, found = (specs(sharding.spec[:rank], x, y) for x, y in ((arrays, axes), (shapes, repeat(out))))
         placed = [jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec)) for x, spec in zip(arrays, given)]
-        return jax.shard_map(on_device, mesh=sharding.mesh, in_specs=given, out_specs=results)(*placed)
+        return jax.shard_map(on_device, mesh=sharding.mesh, in_specs=given, out_specs=found)(*placed)
 
     def partition(mesh: Any, given: Any, results: Any) -> Any:
         batch = [*given[0].sharding.spec, *[None] * rank][:rank]
-
-        def shardings(shapes: Any, axes: Sequence[int | None]) -> tuple[NamedSharding, ...]:
-            return tuple(NamedSharding(mesh, spec) for spec in specs(batch, [len(x.shape) for x in shapes], axes))
-
-        return mesh, function, shardings(results, out), shardings(given, axes)
+        found, taken = (
+            tuple(NamedSharding(mesh, spec) for spec in specs(batch, x, y))
+            for x, y in ((results, repeat(out)), (given, axes))
+        )
+        return mesh, function, found, taken
 
     def rule(mesh: Any, given: Any, results: Any) -> SdyShardingRule:
         fresh, alone = count(), list[str]()
 
-        def factors(kind: Any, axis: int | None) -> tuple[str, ...]:
-            names = [f"x{next(fresh)}" for _ in kind.shape]
+        def factors(x: Any, axis: int | None) -> tuple[str, ...]:
+            names = [f"x{next(fresh)}" for _ in x.shape]
             if axis is not None:
                 names[axis : axis + rank] = [f"b{i}" for i in range(rank)]
             alone.extend(name for name in names if name[0] == "x")
             return tuple(names)
 
-        operands, found = (tuple(map(factors, *pair)) for pair in ((given, axes), (results, out)))
+        operands, found = (tuple(map(factors, *pair)) for pair in ((given, axes), (results, repeat(out))))
         return SdyShardingRule(operands, found, need_replication_factors=tuple(alone))  # type: ignore[arg-type]
 
     call = custom_partitioning(function)

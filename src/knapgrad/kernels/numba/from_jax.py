@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -22,20 +22,22 @@ from knapgrad.lattice import Lattice
 
 PLATFORM = "cpu"
 _SCANNED = {"log_prob_jvp"}  # operations that have no kernel here
-_PATHS = {"sample", "log_prob"}  # operations whose extras and results begin with samples
+_PATHS = {"sample", "log_prob"}  # whose extras and results begin with samples
+_WIDE = {"frontier", "frontier_vjp"}  # which are computed in float64, up to the reach
 _MEMORY = np.frombuffer(
     b"knapgrad: the tables do not fit into memory; divide weights and capacity by a common factor; if there is none, "
     b"from_real(weights, capacity, resolution=...) rounds them safely\0",
     np.uint8,
 )
 _MISSING = np.frombuffer(
-    b"knapgrad: call the function that was compiled once more, its kernels are not loaded\0", np.uint8
+    b"knapgrad: this function was compiled in another process, and its kernels are not loaded; trace it again\0",
+    np.uint8,
 )
 
 
 @cache
 def target(choices: bool) -> str | None:
-    """The name under which XLA has our handler. If it does not take it, that is said once, and the scan is used."""
+    """The name under which XLA has our handler; None if it does not take it."""
     name = "knapgrad_choices" if choices else "knapgrad_items"
     try:
         if sys.platform == "win32":
@@ -44,69 +46,79 @@ def target(choices: bool) -> str | None:
 
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handlers.handler(choices).ctypes), platform=PLATFORM)
     except Exception as error:
-        warnings.warn(
-            f"knapgrad runs JAX on this CPU without its own kernels, about 4 times slower: {error}", stacklevel=2
-        )
+        _warn(error)
         return None
     return name
 
 
-def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> jax_calls.Kernel | None:
-    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it."""
-    if name in _SCANNED or theta.size == 0:
-        return None
-    if jax.default_backend() != PLATFORM or target(lattice.options > 0) is None:  # on a GPU they would rarely be used
+@cache
+def task(name: str, regularizer: str, dtype: str, choices: bool) -> int | None:
+    """The number of what runs an operation; None if it cannot be had from this version of Numba."""
+    from knapgrad.kernels.numba import tasks
+
+    try:
+        return tasks.task(name, regularizer, dtype, choices)
+    except AttributeError as error:
+        _warn(error)
         return None
 
+
+def _warn(error: Exception) -> None:
+    warnings.warn(f"knapgrad runs JAX on this CPU without its own kernels, about 4 times slower: {error}", stacklevel=3)
+
+
+def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> jax_calls.Kernel | None:
+    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it."""
+    choices = lattice.options > 0
+    if name in _SCANNED or theta.size == 0 or jax.default_backend() != PLATFORM or target(choices) is None:
+        return None  # on a GPU, kernels of the CPU would rarely be used
+    solves = name == "solve" and not choices  # the best selection of items is drawn with the hard maximum
+    operation = "sample" if solves else name
+    number = task(operation, regularizer, "float64" if name in _WIDE else np.dtype(theta.dtype).name, choices)
+    if number is None:
+        return None
+
+    run = jax_calls.spread(partial(_run, operation, number), axis=1 if operation in _PATHS else 0)
+
     def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
-        return _call(name, regularizer, theta, lattice, gamma, extra)
+        if solves:
+            return run(theta, lattice, gamma, (jnp.full((1, *theta.shape), 0.5, theta.dtype),))[0][0]
+        if name.startswith("entropy"):
+            extra = (jnp.zeros_like(theta),)
+        if name not in _WIDE:
+            results = run(theta, lattice, gamma, extra)
+        else:
+            with jax_scan.float64(True):
+                wide = (jax.tree.map(lambda x: x.astype(jnp.float64), x) for x in (gamma, extra))
+                complete = lattice.replace(capacity=np.array(lattice.reach, np.int32))
+                results = run(theta.astype(jnp.float64), complete, *wide)
+                results = tuple(x.astype(theta.dtype) for x in results)
+        return results if len(results) > 1 else results[0]
 
     return jax_calls.foldable(call, axis=1 if name in _PATHS else 0)
 
 
-def _call(name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
+def _run(
+    name: str, number: int, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """On one device."""
     from knapgrad.kernels.numba import handlers, tasks
 
-    if name == "solve" and not lattice.options:
-        half = jnp.full((1, *theta.shape), 0.5, theta.dtype)
-        return _call("sample", regularizer, theta, lattice, gamma, (half,))[0]
-    dtype, m, kind = theta.dtype, lattice.options, target(lattice.options > 0)
-    operation, first = tasks.OPERATIONS[name], 1 if name in _PATHS else 0
-    if operation.complete:
-        lattice = lattice.replace(capacity=np.array(lattice.reach, np.int32))
-        theta, gamma, extra = (jax.tree.map(_wide, x) for x in (theta, gamma, extra))
-    if name.startswith("entropy"):
-        extra = (jnp.zeros_like(theta),)
+    operation, m = tasks.OPERATIONS[name], lattice.options
     samples = extra[0].shape[0] if name in _PATHS else 0
     weight = operation.weight + samples * operation.weight_of_sample
     numbers = np.zeros(handlers.PICOSECONDS + 1, np.int64)
-    numbers[handlers.TASK] = tasks.task(name, regularizer, np.dtype(theta.dtype).name, m > 0)
+    numbers[handlers.TASK], numbers[handlers.LIMITED] = number, lattice.slack is not None
     numbers[handlers.OPTIONS], numbers[handlers.ENTRIES] = m, operation.entries or m
     numbers[handlers.MARGIN] = lattice.heaviest if m else 0
     numbers[handlers.KEEPS], numbers[handlers.COMPLETE] = operation.keeps, operation.complete
-    numbers[handlers.LIMITED] = lattice.slack is not None
     numbers[handlers.ROWS], numbers[handlers.TABLES] = operation.rows, operation.tables
     numbers[handlers.SAMPLES], numbers[handlers.PICOSECONDS] = samples, weight * 1000 * NANOSECONDS_PER_VECTOR
-    attributes = {"memory": _MEMORY, "missing": _MISSING, "numbers": numbers, "tree": tree_of(max(m, 1))}
-
-    def run(theta: Array, *others: Array) -> Any:
-        shapes = _results(name, theta.shape, samples, lattice.reach)
-        results = tuple(jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes)
-        return tuple(jax.ffi.ffi_call(str(kind), results)(theta, *others, **attributes))
-
-    given = jax_calls.constants(theta, lattice, gamma)
-    arrays = [theta, *(x for x, _ in given.values()), *extra]
-    axes = [0, *(None if shared else 0 for _, shared in given.values()), *[first] * len(extra)]
-    results = jax_calls.spread(run, arrays, axes, [first] * len(_results(name, theta.shape, samples, lattice.reach)))
-    if theta.dtype != dtype:
-        with jax_scan.float64(True):
-            results = tuple(x.astype(dtype) for x in results)
-    return results if len(results) > 1 else results[0]
-
-
-def _wide(x: Array) -> Array:
-    with jax_scan.float64(True):
-        return x.astype(jnp.float64)
+    shapes = _results(name, theta.shape, samples, lattice.reach)
+    call = jax.ffi.ffi_call(str(target(m > 0)), tuple(jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes))
+    slack = jnp.zeros(1, jnp.int32) if lattice.slack is None else lattice.slack
+    arrays = jax_scan.varying((theta, lattice.weights, lattice.capacity, slack, gamma, *extra))
+    return tuple(call(*arrays, memory=_MEMORY, missing=_MISSING, numbers=numbers, tree=tree_of(max(m, 1))))
 
 
 def _results(name: str, shape: tuple[int, ...], samples: int, reach: int) -> list[tuple[int, ...]]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding
-from numba import carray, cfunc, types  # type: ignore[attr-defined]
+from numba import carray, types  # type: ignore[attr-defined]
 
 from knapgrad.kernels.numba import frames, vector, xla
 from knapgrad.kernels.numba.bands import COLUMNS, Batch, measure, row_length
 from knapgrad.kernels.numba.frames import pointer
+from knapgrad.kernels.numba.private import c_function
 from knapgrad.kernels.numba.variants import SOURCES, function, inline
 from knapgrad.kernels.numba.xla import words
 
@@ -191,4 +192,4 @@ def handler(choices: bool) -> Any:
             return 0
         return handle(frame, xla.address_of(name), xla.attribute(frame, TREE))
 
-    return cfunc(types.int64(types.int64), cache=True)(of_choices if choices else of_items)
+    return c_function(types.int64(types.int64))(of_choices if choices else of_items)

@@ -9,6 +9,8 @@ import os
 from contextlib import suppress
 from typing import Any
 
+from numba import cfunc
+
 try:
     from numba.core.caching import FunctionCache, NullCache
 except ImportError:
@@ -30,6 +32,20 @@ def cached(dispatcher: Any) -> Any:
         with suppress(RuntimeError, OSError):
             dispatcher.enable_caching()
     return dispatcher
+
+
+def c_function(signature: Any) -> Any:
+    """``numba.cfunc``, kept on disk if it can be."""
+
+    def compiled(python: Any) -> Any:
+        try:
+            return cfunc(signature, cache=True)(python)
+        except Exception as error:  # of the cache; one of the function itself is raised again
+            found = cfunc(signature)(python)
+            _say(error)
+            return found
+
+    return compiled
 
 
 def is_kept(dispatcher: Any) -> bool:

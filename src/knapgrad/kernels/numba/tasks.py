@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, types  # type: ignore[attr-defined]
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic, models, overload, register_model
 
 from knapgrad.kernels.first_calls import mention
@@ -50,6 +50,7 @@ from knapgrad.kernels.numba.handlers import (
     N,
     leave,
 )  # fmt: skip
+from knapgrad.kernels.numba.private import c_function
 from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
 from knapgrad.kernels.numba.variants import SOURCES, direction_of, function, inline, regularizer_of
 from knapgrad.kernels.numba.xla import words
@@ -297,7 +298,7 @@ def _compiled(operation: str, dtype: str, choices: bool) -> Any:
     key = f"{operation}/{'choices' if choices else 'items'}/{SOURCES}"
     first, kind = ("", "value", "tangent", "sum").index(OPERATIONS[operation].first), np.dtype(dtype).type
 
-    @cfunc(types.void(types.int64), cache=True)
+    @c_function(types.void(types.int64))
     def run(address):
         take_slices(operation_of(key), np.empty((0, 0), kind), address, first)
 

@@ -59,10 +59,17 @@ def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> Callabl
     if plan.is_shared(theta.shape[-1], lattice.reach, tables * theta.dtype.itemsize):
         return None  # rows so long that a scan keeps the device busy
 
-    def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
-        return function(Batch(theta, lattice, gamma, regularizer), *extra)
+    axis = 1 if name in _PATHS else 0
 
-    return jax_calls.foldable(call, axis=1 if name in _PATHS else 0)
+    def run(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> tuple[Array, ...]:
+        results = function(Batch(theta, lattice, gamma, regularizer), *extra)
+        return results if isinstance(results, tuple) else (results,)
+
+    def call(*arguments: Any) -> Any:
+        results = jax_calls.spread(run, axis)(*arguments)
+        return results if len(results) > 1 else results[0]
+
+    return jax_calls.foldable(call, axis)
 
 
 class Batch(NamedTuple):
@@ -97,6 +104,7 @@ class Batch(NamedTuple):
     def valid(self, x: Array, items: bool) -> Array:
         """x, and NaN where the capacity is not valid. ``items``: x has one entry per item, not one per instance."""
         invalid = self.lattice.capacity < 0
+        invalid = invalid.reshape(()) if invalid.size == 1 else invalid
         return jnp.where(invalid[..., None] if items else invalid, jnp.nan, x)
 
 
