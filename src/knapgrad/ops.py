@@ -233,9 +233,9 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     """The Fenchel-Young divergence of ``relax(theta)`` from a prior score: ``value(prior) - value(theta) + <theta -
     prior, relax(theta)>``.
 
-    Never negative (where rounding makes it so, it is 0, with the gradient that it has), 0 at ``theta = prior``. For :class:`Shannon` it is gamma times the Kullback-Leibler divergence
-    between the two distributions, the regulariser of a discrete VAE. Its gradient is the Jacobian of :func:`relax`
-    applied to ``theta - prior``.
+    Never negative, 0 at ``theta = prior``: where rounding makes it negative it is 0, with the gradient that it has. For
+    :class:`Shannon` it is gamma times the Kullback-Leibler divergence between the two distributions, the regulariser of
+    a discrete VAE. Its gradient is the Jacobian of :func:`relax` applied to ``theta - prior``.
 
     Args:
         theta: scores (*batch, n).
