@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from knapgrad.kernels.numba import vector
 from knapgrad.kernels.numba.variants import by_kind, function, inline, kernel
-from knapgrad.kernels.numba.vector import lanes, load, total, zeros
+from knapgrad.kernels.numba.vector import lanes, load, total, where, zeros
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST
 
 
@@ -235,11 +236,24 @@ def pack(array, gamma, first, members, stride, width, packed):
             packed[i * width + lane] = array[b, i] * scale
 
 
+@inline
+def all_in_range(packed, width, like):
+    if packed.shape[0] == 0:
+        return True
+    outside = load(packed, 0, like) * 0.0
+    for p in range(0, packed.shape[0], width):
+        size = vector.abs(load(packed, p, like))
+        outside = where(size < LARGEST, outside, size)
+    return total(outside) == 0.0
+
+
 @function
-def pack_scores(batch, first, members, width, packed, frame):
+def pack_scores(batch, first, members, width, packed, frame, like):
     """Divided by gamma; -inf takes an item out, +inf and what is out of range becomes NaN. Returns whether there is a
     NaN."""
     pack(batch.theta, batch.gamma, first, members, batch.stride, width, packed)
+    if all_in_range(packed, width, like):
+        return False
     has_nan = False
     for p in range(packed.shape[0]):
         if not abs(packed[p]) <= LARGEST:
@@ -290,7 +304,7 @@ def prepare(batch, scratch, group):
     bands_of(batch, group, width, scratch.bands)
     row = row_length(batch, width)
     theta = scratch.wide[row : row + n * width]
-    has_nan = pack_scores(batch, first, members, width, theta, scratch.frame)
+    has_nan = pack_scores(batch, first, members, width, theta, scratch.frame, zeros(scratch.narrow))
     Q = own(scratch.table, group)
     return first, members, own(batch.weights, first), theta, scratch.wide[:row], Q, has_nan
 
