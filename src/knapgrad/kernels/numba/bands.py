@@ -263,7 +263,7 @@ def pack_scores(batch, first, members, width, packed, frame, like):
                 packed[p] = INFEASIBLE
                 continue
             packed[p], has_nan = np.nan, True
-            if np.isfinite(score) and is_valid and frame.shape[0] > BEYOND:
+            if np.isfinite(score) and is_valid:
                 frame[BEYOND] = b + 1
     return has_nan
 
