@@ -84,7 +84,7 @@ def checks(case: Case) -> Iterator[Check]:
     )
     if batch >= _MANY:
         drawn = drawn.replace("=2", "=4")
-        yield Check("mean of samples", f"deviation({drawn})", np.zeros(1), 6.0, {})
+        yield Check("mean of samples", f"deviation({drawn})", np.zeros((1, 2)), 6.0, {})
     narrow = ROUNDING[case.dtype] if case.backend == "jax" or case.dtype != "float64" else 1e-8
     yield check("entropy", "kg.entropy(theta, constraint, smoothing)", truth.entropy, 10 * n * narrow + 100 * slip)
     target = whole(hard.marginals).astype(float)
@@ -185,12 +185,13 @@ def namespace(case: Case, given: dict[str, Array]) -> dict[str, Any]:
         return np.where(rows(np.isnan(y)).any(-1), np.nan, found)
 
     def deviation(samples: Any) -> Array:
-        """From the mean, added up over instances with random signs, in standard deviations (1,)."""
+        """From the mean, in standard deviations (1, 2): of what is likely, and of every other item."""
         truth, y = case.truth(), numbers(samples)
-        mean = truth.marginals[..., -y.shape[-1] :] if "options" in case.kind else truth.marginals[..., 1]
-        signs = np.random.default_rng([case.seed, 1]).choice([-1, 1], mean.shape)
-        parts = (signs * (y - mean)).astype(float).sum(tuple(range(2, y.ndim)))[:, ~case.is_nan]
-        return np.atleast_1d(parts.sum() / max(np.sqrt((parts**2).sum()), 1e-6))
+        mean = truth.marginals[..., -case.theta.shape[-1] :] if "options" in case.kind else truth.marginals[..., 1]
+        away = rows((y - mean).astype(float)[:, ~case.is_nan].reshape(-1, *mean.shape[1:]))
+        likely = np.tile(rows((mean - 0.5).astype(float)[~case.is_nan]), (len(y), 1))
+        parts = [(away * direction).sum(-1) for direction in (likely, (-1.0) ** np.arange(away.shape[1]))]
+        return np.array([[x.sum() / max(np.sqrt((x**2).sum()), 1e-6) for x in parts]])
 
     known = {"np": np, "deviation": deviation, "kg": kg, "numbers": numbers, "score": score, "likelihood": likelihood}
     known |= {"theta": case.array(), "array": case.array, "constraint": case.constraint, "smoothing": case.smoothing}
