@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 SMOKE := build/smoke
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types bench experiments figures wheel smoke smoke-frameworks clean
+.PHONY: help install demo test lint format types bench fuzz experiments figures wheel smoke smoke-frameworks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ types: $(STAMP)  ## check types
 
 bench: $(STAMP)  ## measure speed and memory, save under benchmarks/results (ARGS=--quick for a short run)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(STAMP)  ## random instances of everything against an oracle, minutes (ARGS="--instances 1000000 --seed 0")
+	$(BIN)/python -m fuzzing $(ARGS)
 
 experiments: $(STAMP)  ## run the paper's experiments again (hours; ARGS=--quick for a look)
 	$(BIN)/python -m experiments.pyepo --jobs $(WORKERS) $(ARGS)

@@ -67,7 +67,7 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
         if exactly:
             inside = inside & (index <= reach)
         rows = backend.take(rows, index.clip(0, reach))
-        rows = backend.where(backend.array(inside, rows, "theta"), rows, -inf)
+        rows = backend.where(backend.array(inside, rows, "theta") | (rows != rows), rows, -inf)
     return backend.as_total(rows, theta)
 
 

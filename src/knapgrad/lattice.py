@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 INFEASIBLE = -1e300  # finite, so that differences of infeasible values are numbers; any theta vanishes beside it
+LARGEST = 1e290  # of abs(theta) / gamma: sums over all items stay far from that
 FEASIBLE = 0.5 * INFEASIBLE  # a value below it has an infeasible state or a masked item in it
 
 

@@ -3,6 +3,10 @@
 Everything here is written once for all frameworks, in terms of the functions that :class:`knapgrad.backends.Backend`
 names. Kernels compute functions of theta / gamma: ``value(theta; gamma) = gamma value(theta / gamma; 1)`` and
 ``relax(theta; gamma) = relax(theta / gamma; 1)``.
+
+Scores: -inf takes an item out. An instance with a score of NaN or +inf is NaN, in every result and every gradient, even
+if no selection has that item; other instances are not affected. ``abs(theta) / gamma`` must not exceed 1e290: beyond,
+there is an error on the CPU, and on a device and in JAX the instance is NaN. :func:`solve` has no such limit.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     Not differentiable: the result is detached. Ties are broken in a fixed way.
 
     Args:
-        theta: scores (*batch, n); -inf takes an item out. NaN and +inf make the instance NaN.
+        theta: scores (*batch, n) of any size; -inf takes an item out. NaN and +inf make the instance NaN.
         constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
 
     Returns:
@@ -50,7 +54,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     ``gamma log sum_y exp(<theta, y> / gamma)`` over the feasible y.
 
     Args:
-        theta: scores (*batch, n).
+        theta: scores (*batch, n), up to 1e290 gamma; -inf takes an item out. NaN and +inf make the instance NaN.
         constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
@@ -230,9 +234,9 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     """The Fenchel-Young divergence of ``relax(theta)`` from a prior score: ``value(prior) - value(theta) + <theta -
     prior, relax(theta)>``.
 
-    Never negative, 0 at ``theta = prior``. For :class:`Shannon` it is gamma times the Kullback-Leibler divergence
-    between the two distributions, the regulariser of a discrete VAE. Its gradient is the Jacobian of :func:`relax`
-    applied to ``theta - prior``.
+    Never negative, 0 at ``theta = prior``: where rounding makes it negative it is 0, with the gradient that it has. For
+    :class:`Shannon` it is gamma times the Kullback-Leibler divergence between the two distributions, the regulariser of
+    a discrete VAE. Its gradient is the Jacobian of :func:`relax` applied to ``theta - prior``.
 
     Args:
         theta: scores (*batch, n).
@@ -256,7 +260,8 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     scores, prior = backend.computable(call.theta), backend.computable(prior)
     optimum, y = backend.operator(scores, *call.problem, True)
     gap = _value(call, prior) - call.gamma * optimum
-    return backend.as_total(gap + inner(backend, scores, y) - inner(backend, prior, y), theta)
+    gap = gap + inner(backend, scores, y) - inner(backend, prior, y)
+    return backend.as_total(not_negative(backend, gap), theta)
 
 
 _HARD = Hard()
@@ -352,11 +357,16 @@ def _value(call: Call, theta: Any) -> Any:
 
 def gibbs_log_prob(backend: Backend, scores: Any, y: Any, optimum: Any, gamma: Any, feasible: Any) -> Any:
     """Shannon's log-probability, <theta, y> / gamma - optimum, and -inf for an infeasible y; all in float64."""
-    out = scores == -inf
+    out = abs(scores) == inf  # the optimum has the NaN of +inf
     feasible = feasible & ~(out & (y != 0)).any(-1)
     result = backend.sum_double(backend.where(out, 0.0, scores) * y) / gamma - optimum
     result = result - backend.detached(backend.where(result > 0, result, 0.0))  # not above 1 by rounding
     return backend.where(feasible, result, 0.0 * optimum - inf)  # NaN where the optimum is
+
+
+def not_negative(backend: Backend, gap: Any) -> Any:
+    """A divergence that rounding has made negative as 0, with its gradient; NaN stays NaN."""
+    return gap - backend.detached(backend.where(gap < 0, gap, 0.0))
 
 
 def inner(backend: Backend, scores: Any, y: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from knapgrad.lattice import INFEASIBLE, Lattice, tournament
+from knapgrad.lattice import INFEASIBLE, LARGEST, Lattice, tournament
 from knapgrad.regularizers import Hard, Regularizer, linear
 from knapgrad.regularizers import entropy as entropy_added
 
@@ -48,11 +48,13 @@ def _items(x: Array, lattice: Lattice) -> Array:
 
 def tables(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[Array, Array]:
     """V (choices + 1, capacity + 1), the smoothed optimum of the first k choices at capacity c; P (choices, options,
-    capacity + 1), the probability of each option of choice k there."""
+    capacity + 1), the probability of each option of choice k there. All NaN if a score is NaN or +inf."""
     c = np.arange(lattice.capacity + 1)
     scores = _options(np.where(theta == -np.inf, INFEASIBLE, theta), lattice)
     weights = _options(lattice.weights, lattice)
     V, P = np.zeros((len(scores) + 1, len(c))), np.ones((*scores.shape, len(c)))
+    if not (scores <= LARGEST).all():
+        return V * np.nan, P * np.nan
     V[0] = 0 if lattice.slack is None else np.where(c <= lattice.slack, 0, INFEASIBLE)
     for k in range(len(scores)):
         nodes = np.array([_up(V[k], w, INFEASIBLE) + score for w, score in zip(weights[k], scores[k])])
@@ -117,7 +119,7 @@ def _tangent(
         for low, middle, high in tournament(len(nodes)):
             mass = P[k, low:high].sum(0)
             with np.errstate(invalid="ignore"):
-                q = np.where(mass > 0, P[k, middle:high].sum(0) / mass, 0)  # [Q]
+                q = np.where(mass > 0, P[k, middle:high].sum(0) / mass, 0 * mass)  # [Q]
             added, slope = source(q, 0.0)
             change = nodes[middle] - nodes[low]
             r = regularizer.dprob(q) * (change + slope)  # [Q']
@@ -153,7 +155,7 @@ def sample(theta: Array, uniforms: Array, lattice: Lattice, regularizer: Choice)
         picked = last[-1] if len(last) else np.flatnonzero(P[k, :, c])[0]  # [sample]
         y[k, picked] = 1
         c -= weights[k, picked]
-    return _items(y, lattice)
+    return _items(y, lattice) + 0 * P.sum()  # NaN stays NaN
 
 
 def solve(theta: Array, lattice: Lattice) -> Array:
@@ -167,6 +169,8 @@ def log_prob(theta: Array, y: Array, lattice: Lattice, regularizer: Choice) -> A
     weights, taken = _options(lattice.weights, lattice), _options(y, lattice) != 0
     if not lattice.options:
         taken[:, 0] = ~taken[:, 1]
+    if np.isnan(P).any():
+        return np.nan
     if (taken.sum(1) != 1).any():
         return -np.inf
     probability, c = 1.0, int(lattice.capacity)

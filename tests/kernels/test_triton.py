@@ -456,6 +456,26 @@ def test_a_broken_instance_is_nan_alone(path):
         assert torch.equal(dirty[[0, 2]], clean[name][[0, 2]]), name
 
 
+@pytest.mark.parametrize("capacity, least", [(5, 0), (0, 0), (5, 5)])
+def test_a_nan_that_no_selection_has_is_its_instance(capacity, least, path):
+    """Of an item that is too heavy, of which nothing is left in a table."""
+    scores = np.array([[0.5, 1.0, -0.2], [0.3, 0.4, -0.5], [0.1, 0.2, 0.3], [0.3, 0.4, -0.5]])
+    call = Call(Problem(scores, [2, 9, 3], capacity, at_least=least or None), "tsallis", "float64", samples=2)
+    call.y = call.solve().expand(2, 4, 3).contiguous()
+    clean = {name: result(call) for name, result in RESULTS.items()}
+    frontier = from_torch.frontier(call.theta, *call.constants)
+    call.theta[0, 1], call.theta[1, 1], call.theta[2, 1] = torch.nan, torch.inf, 1e300
+    for name, result in RESULTS.items():
+        dirty = result(call)
+        assert dirty[:3].isnan().all() or name == "solve", name
+        assert torch.equal(dirty[3], clean[name][3]), name
+    assert call.solve()[:2].isnan().all() and torch.equal(call.solve()[2], clean["solve"][2])  # which has no gamma
+    dirty = from_torch.frontier(call.theta, *call.constants)
+    assert dirty[:3].isnan().all() and torch.equal(dirty[3], frontier[3])
+    gradient = from_torch.frontier_vjp(call.theta, torch.ones_like(dirty), *call.constants)
+    assert gradient[:3].isnan().all() and gradient[3].isfinite().all()
+
+
 def test_no_items_do_not_have_a_least_weight(limits):
     call = Call(Problem(np.zeros((2, 0)), [], 3, at_least=np.array([0, 1])), "gini", "float64")
     for result in (call.operator()[0], call.entropy(), call.tabulate()[0]):

@@ -279,10 +279,11 @@ def test_more_samples_than_lanes(limits):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("loops", [False, True], ids=["trees", "loops"])
 def test_a_broken_instance_is_nan_alone(loops, limits):
-    """NaN, plus infinity, a least weight that no selection has, all options of a group masked, and none that fit."""
+    """NaN of an option that is too heavy, plus infinity, a least weight that no selection has, all options of a group
+    masked, and none that fit."""
     limits(UNROLLED=0 if loops else 16)
     rng = np.random.default_rng(0)
-    theta, weights = rng.standard_normal((6, 2, 3)), np.array([[0, 2, 4], [0, 4, 6]])
+    theta, weights = rng.standard_normal((6, 2, 3)), np.array([[0, 2, 99], [0, 4, 6]])
     capacity, least = np.array([9, 7, 5, 8, 6, 7]), np.array([4, 6, 2, 8, 6, 0])
     call = Call(Groups(theta, kg.MultipleChoice(weights, capacity, at_least=least)), "gini", "float32")
     call.y = call("sample", call.uniforms)

@@ -117,6 +117,7 @@ class SubsetDistribution:
         never = other._scores == -inf
         score_q = jnp.where(never, 0.0, other._scaled)
         gap = log_q - log_p + ops.inner(backend, self._scaled, mean) - ops.inner(backend, score_q, mean)
+        gap = ops.not_negative(backend, gap)
         return jnp.where((never & (mean > 0)).any(-1), inf, gap).astype(self.theta.dtype)
 
     def __repr__(self) -> str:

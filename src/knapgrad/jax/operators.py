@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from knapgrad.kernels import jax_scan
 from knapgrad.kernels.numba import from_jax as on_cpu
 from knapgrad.kernels.triton import from_jax as on_cuda
-from knapgrad.lattice import Lattice
+from knapgrad.lattice import LARGEST, Lattice
 
 
 def _run(
@@ -244,4 +244,8 @@ def sample(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, unifo
 
 def solve(theta: Array, lattice: Lattice) -> Array:
     """The best selection (*batch, n)."""
-    return _run("solve", "hard", lax.stop_gradient(theta), lattice, jnp.ones((), theta.dtype))
+    theta, gamma = lax.stop_gradient(theta), jnp.ones((), theta.dtype)
+    if theta.dtype == jnp.float64:  # divided by a power of two, large scores are in range
+        largest = jnp.where(jnp.isfinite(theta), abs(theta), 0.0).max(-1, initial=0.0)
+        gamma = jnp.where(largest > LARGEST, 2.0**64, 1.0)
+    return _run("solve", "hard", theta, lattice, gamma)

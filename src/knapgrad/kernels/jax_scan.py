@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from knapgrad import regularizers
-from knapgrad.lattice import FEASIBLE, INFEASIBLE, Lattice
+from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST, Lattice
 
 Array = jax.Array
 float64 = jax.enable_x64
@@ -32,10 +32,11 @@ def _functions(regularizer: str) -> dict[str, Callable[..., Any]]:
 
 
 def _scores(theta: Array, gamma: Array) -> Array:
-    """theta / gamma. -inf takes an item out; +inf, or a gamma that is not positive, gives NaN."""
+    """theta / gamma. -inf takes an item out; +inf, what is out of range, or a gamma that is not positive, gives NaN."""
     gamma = gamma.astype(jnp.float64)
     scores = theta.astype(jnp.float64) / jnp.where(gamma > 0, gamma, jnp.nan)
-    return jnp.where(scores == -jnp.inf, INFEASIBLE, jnp.where(scores == jnp.inf, jnp.nan, scores))
+    scores = jnp.where(abs(scores) <= LARGEST, scores, jnp.nan)
+    return jnp.where((theta == -jnp.inf) & (gamma > 0), INFEASIBLE, scores)
 
 
 def varying_axes(x: Array) -> frozenset[str]:
@@ -133,8 +134,8 @@ def _items(x: Array, lattice: Lattice) -> Array:
 
 
 def _fill(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
-    """The last row of [V], in float64, and the table [Q] (n, reach + 1), or of choices [P] (choices, options,
-    reach + 1)."""
+    """The last row of [V], in float64, all NaN if a score is; and the table [Q] (n, reach + 1), or of choices [P]
+    (choices, options, reach + 1)."""
     functions = _functions(regularizer)
     value, prob = functions["value"], functions["prob"]
     dtype, c = theta.dtype, _capacities(lattice)
@@ -166,8 +167,10 @@ def _fill(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tup
 
     with float64(True):
         V = jnp.zeros(c.shape) if lattice.slack is None else jnp.where(c > lattice.slack, INFEASIBLE, 0.0)
-        rows = _rows(_scores(theta, gamma), lattice), _rows(lattice.weights, lattice)
-        return scan(choose if lattice.options else step, V, rows)
+        scores = _scores(theta, gamma)
+        rows = _rows(scores, lattice), _rows(lattice.weights, lattice)
+        V, Q = scan(choose if lattice.options else step, V, rows)
+        return jnp.where(jnp.isnan(scores).any(), jnp.nan, V), Q
 
 
 def _optimum(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tuple[Array, Array]:
@@ -405,9 +408,10 @@ def log_prob(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, y: 
 
 def log_prob_jvp(theta: Array, lattice: Lattice, gamma: Array, regularizer: str, y: Array, z: Array) -> Array:
     """Their derivatives (samples,) in direction z (1, n), linear in z; 0 where the probability is."""
-    _, Q = _fill(theta, lattice, gamma, regularizer)
-    _, R = _follow(lattice, regularizer, Q, "linear", z[0])
+    value, Q = _optimum(theta, lattice, gamma, regularizer)
+    sound = 1.0 + _nothing(value)  # a factor before and after, so that NaN gets through both ways
+    _, R = _follow(lattice, regularizer, Q, "linear", sound * z[0])
     at, chance, sign = _chances(lattice, Q, y)
     slope = sign / jnp.where(chance > 0, chance, 1.0)
     possible = (chance > 0).all(-1)
-    return jnp.where(possible, (jnp.where(possible[:, None], slope, 0.0) * R[at]).sum(-1), 0.0)
+    return sound * jnp.where(possible, (jnp.where(possible[:, None], slope, 0.0) * R[at]).sum(-1), 0.0)

@@ -34,7 +34,7 @@ def _kl_of_gibbs(p: SubsetDistribution, q: SubsetDistribution) -> Tensor:
     never = torch.isneginf(q._scores)  # drawn by p, if it does not mask the item too
     score_q = torch.where(never, 0.0, q._scaled)
     divergence = log_q - log_p + ops.inner(backend, p._scaled, mean) - ops.inner(backend, score_q, mean)
-    return torch.where((never & (mean > 0)).any(-1), inf, divergence)
+    return torch.where((never & (mean > 0)).any(-1), inf, ops.not_negative(backend, divergence))
 
 
 def _same(p: SubsetDistribution, q: SubsetDistribution) -> bool:

@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from knapgrad.kernels.numba import vector
 from knapgrad.kernels.numba.variants import by_kind, function, inline, kernel
-from knapgrad.kernels.numba.vector import lanes, load, total, zeros
-from knapgrad.lattice import FEASIBLE, INFEASIBLE
+from knapgrad.kernels.numba.vector import lanes, load, total, where, zeros
+from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST
 
 
 class Batch(NamedTuple):
@@ -54,7 +55,10 @@ class Scratch(NamedTuple):
     wide: Any  # float64: a row of V, then theta
     narrow: Any  # theta's type: rows and tables
     table: Any  # (1 or groups, cells), theta's type: Q
+    frame: Any  # what all this was made from, int64; a kernel says there which instance is out of range
 
+
+BEYOND = 8  # where in the frame: the number of the instance, counted from 1
 
 # Columns of bands. COUNT, NEXT and END count vectors from START on: the lower part is up to COUNT, the upper from NEXT
 # to END. FILL and FROM say where the constant part of the row before is needed: up to FILL, and from FROM to flat, if
@@ -232,13 +236,45 @@ def pack(array, gamma, first, members, stride, width, packed):
             packed[i * width + lane] = array[b, i] * scale
 
 
+@inline
+def all_in_range(packed, width, like):
+    if packed.shape[0] == 0:
+        return True
+    outside = load(packed, 0, like) * 0.0
+    for p in range(0, packed.shape[0], width):
+        size = vector.abs(load(packed, p, like))
+        outside = where(size < LARGEST, outside, size)
+    return total(outside) == 0.0
+
+
 @function
-def pack_scores(batch, first, members, width, packed):
-    """Divided by gamma; -inf takes an item out, +inf becomes NaN."""
+def pack_scores(batch, first, members, width, packed, frame, like):
+    """Divided by gamma; -inf takes an item out, +inf and what is out of range becomes NaN. Returns whether there is a
+    NaN."""
     pack(batch.theta, batch.gamma, first, members, batch.stride, width, packed)
+    if all_in_range(packed, width, like):
+        return False
+    has_nan = False
     for p in range(packed.shape[0]):
-        if np.isinf(packed[p]):
-            packed[p] = INFEASIBLE if packed[p] < 0.0 else np.nan
+        if not abs(packed[p]) <= LARGEST:
+            b = first + (0 if batch.stride == 1 else min(p % width, members - 1))
+            score, is_valid = batch.theta[b, p // width], own(batch.gamma, b) > 0.0
+            if score == -np.inf and is_valid:
+                packed[p] = INFEASIBLE
+                continue
+            packed[p], has_nan = np.nan, True
+            if np.isfinite(score) and is_valid:
+                frame[BEYOND] = b + 1
+    return has_nan
+
+
+@function
+def is_nan(theta, lane, width):
+    """Whether the instance in a lane is NaN: one score is enough, even of an item that is too heavy."""
+    for p in range(lane, theta.shape[0], width):  # noqa: SIM110  Numba has no any() of a generator
+        if np.isnan(theta[p]):
+            return True
+    return False
 
 
 @function
@@ -261,16 +297,16 @@ def row_length(batch, width):
 
 @function
 def prepare(batch, scratch, group):
-    """Bands, packed theta and the parts of the scratch: first instance, members, weights, theta, V, and the table,
-    Q of items or P of choices."""
+    """Bands, packed theta and the parts of the scratch: first instance, members, weights, theta, V, the table, Q of
+    items or P of choices, and whether there is a NaN in theta."""
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     first, members = members_of(batch, group, width)
     bands_of(batch, group, width, scratch.bands)
     row = row_length(batch, width)
     theta = scratch.wide[row : row + n * width]
-    pack_scores(batch, first, members, width, theta)
+    has_nan = pack_scores(batch, first, members, width, theta, scratch.frame, zeros(scratch.narrow))
     Q = own(scratch.table, group)
-    return first, members, own(batch.weights, first), theta, scratch.wide[:row], Q
+    return first, members, own(batch.weights, first), theta, scratch.wide[:row], Q, has_nan
 
 
 @inline

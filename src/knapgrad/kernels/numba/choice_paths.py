@@ -6,6 +6,7 @@ from knapgrad.kernels.numba.bands import (
     START,
     final,
     goal_of,
+    is_nan,
     last_row,
     prepare,
     row_length,
@@ -19,15 +20,6 @@ from knapgrad.kernels.numba.paths import log_chance
 from knapgrad.kernels.numba.variants import dprob, function, kernel
 from knapgrad.kernels.numba.vector import broadcast, first_lane, item, lanes, load, store, where, zeros
 from knapgrad.lattice import INFEASIBLE
-
-
-@function
-def is_nan(theta, n, lane, width):
-    """Whether a score of the instance in a lane is."""
-    for p in range(n):  # noqa: SIM110  Numba has no any() of a generator
-        if np.isnan(theta[p * width + lane]):
-            return True
-    return False
 
 
 @function
@@ -49,14 +41,15 @@ def sample_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, 
     batch, scratch = opened(scores, gamma, tree, layout, memory)
     width, n, options, bands = lanes(scratch.narrow), batch.theta.shape[1], batch.options, scratch.bands
     for group in range(begin, end):
-        first, members, weights, theta, V, P = prepare(batch, scratch, group)
+        first, members, weights, theta, V, P, has_nan = prepare(batch, scratch, group)
         if not filled:
             fill_choices(batch, regularizer, scratch, first, members, weights, theta, V, P)
             for lane in range(members):
                 value[first + lane] = final(batch, scratch, V, first + lane, lane)
         for lane in range(members):
             b = first + lane
-            goal, broken = goal_of(batch, scratch, b) - batch.margin, is_nan(theta, n, lane, width)
+            goal, broken = goal_of(batch, scratch, b) - batch.margin, has_nan and is_nan(theta, lane, width)
+            value[b] = np.nan if broken else value[b]
             has_path = not broken and value[b] > -np.inf
             for s in range(y.shape[0]):
                 c = goal
@@ -101,7 +94,7 @@ def log_prob_kernel(
     like = zeros(scratch.narrow)
     seeds = np.zeros(options, scratch.narrow.dtype)
     for group in range(begin, end):
-        first, members, weights, theta, V, P = prepare(batch, scratch, group)
+        first, members, weights, theta, V, P, has_nan = prepare(batch, scratch, group)
         if not filled:
             fill_choices(batch, regularizer, scratch, first, members, weights, theta, V, P)
             for lane in range(members):
@@ -140,6 +133,11 @@ def log_prob_kernel(
                     states[state] = next_state(k, batch, bands, c - weights[k * options + picked])
         if backwards:
             unpack(sums, first, members, batch.stride, width, gradient)
+        for lane in range(members if has_nan else 0):
+            if is_nan(theta, lane, width):
+                value[first + lane], log_prob[:, first + lane] = np.nan, np.nan
+                if backwards:
+                    gradient[first + lane] = np.nan
 
 
 @function
@@ -178,11 +176,11 @@ def walk(k_last, batch, bands, goal, weights, index, lane, width, y_b):
 def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, value, y):
     """[mode]: a hard sweep M over the log-probabilities of the options."""
     batch, scratch = opened(scores, gamma, tree, layout, memory)
-    width, n, options, bands = lanes(scratch.narrow), batch.theta.shape[1], batch.options, scratch.bands
+    width, options, bands = lanes(scratch.narrow), batch.options, scratch.bands
     stride, steps, like = batch.stride, bands.shape[0] - 1, zeros(scratch.narrow)
     M = scratch.narrow[: row_length(batch, width)]
     for group in range(begin, end):
-        first, members, weights, theta, V, P = prepare(batch, scratch, group)
+        first, members, weights, theta, V, P, has_nan = prepare(batch, scratch, group)
         fill_choices(batch, regularizer, scratch, first, members, weights, theta, V, P)
         M[:] = 0.0
         for k in range(steps):
@@ -199,8 +197,8 @@ def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, va
                 store(P, table + j, index)
         for lane in range(members):
             b = first + lane
-            value[b] = final(batch, scratch, V, b, lane)
-            broken = is_nan(theta, n, lane, width)
+            broken = has_nan and is_nan(theta, lane, width)
+            value[b] = np.nan if broken else final(batch, scratch, V, b, lane)
             y[b] = np.nan if broken else 0.0
             if not broken and value[b] > -np.inf:
                 walk(steps - 1, batch, bands, goal_of(batch, scratch, b) - batch.margin, weights, P, lane, width, y[b])
@@ -210,10 +208,10 @@ def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, va
 def solve_kernel(hard, scores, gamma, tree, layout, memory, begin, end, value, y, rows):
     """The best option of each state, of ties the first; the table holds its number. Results: y, or the last rows."""
     batch, scratch = opened(scores, gamma, tree, layout, memory)
-    width, n, options, bands = lanes(scratch.narrow), batch.theta.shape[1], batch.options, scratch.bands
+    width, options, bands = lanes(scratch.narrow), batch.options, scratch.bands
     stride, steps, like = batch.stride, bands.shape[0] - 1, zeros(scratch.narrow)
     for group in range(begin, end):
-        first, members, weights, theta, V, index = prepare(batch, scratch, group)
+        first, members, weights, theta, V, index, has_nan = prepare(batch, scratch, group)
         start_row(batch, bands, first, members, V, INFEASIBLE)
         for k in range(steps):
             extend(k, batch, bands, V, like, width)
@@ -229,7 +227,7 @@ def solve_kernel(hard, scores, gamma, tree, layout, memory, begin, end, value, y
                 store(index, table + j, picked)
         for lane in range(members):
             b = first + lane
-            broken = is_nan(theta, n, lane, width)
+            broken = has_nan and is_nan(theta, lane, width)
             value[b] = np.nan if broken else final(batch, scratch, V, b, lane)
             if rows.shape[0] > 0:
                 last_row(batch, bands, V, lane, rows[b])

@@ -16,8 +16,9 @@ from knapgrad.kernels.numba.variants import inline
 # A frame of a layout: address and length of arrays, then numbers.
 WEIGHTS, CAPACITY, SLACK = 0, 2, 4
 STRIDE, OPTIONS, ENTRIES, MARGIN, KEEPS, COMPLETE, REACH, STEPS, CELLS = range(6, 15)
-# A frame of scratch: address and length of buffers; of the table the number of rows.
-INTEGERS, WIDE, NARROW, TABLE = 0, 2, 4, 6
+# A frame of scratch: address and length of buffers, of the table the number of rows; then bands.BEYOND, and the address
+# of the frame: an array that is made from an address is not counted by Numba whenever it is passed on.
+INTEGERS, WIDE, NARROW, TABLE, ITSELF = 0, 2, 4, 6, 9
 
 
 def frame_of_layout(batch: Batch, steps: int, cells: int) -> np.ndarray:
@@ -27,7 +28,10 @@ def frame_of_layout(batch: Batch, steps: int, cells: int) -> np.ndarray:
 
 
 def frame_of_scratch(integers: np.ndarray, wide: np.ndarray, narrow: np.ndarray, table: np.ndarray) -> np.ndarray:
-    return np.array([number for x in (integers, wide, narrow, table) for number in (address(x), len(x))], np.int64)
+    arrays = [number for x in (integers, wide, narrow, table) for number in (address(x), len(x))]
+    frame = np.array([*arrays, 0, 0], np.int64)
+    frame[ITSELF] = address(frame)
+    return frame
 
 
 def address(array: np.ndarray) -> int:
@@ -62,5 +66,6 @@ def opened(theta, gamma, tree, layout, memory):
         carray(pointer(memory[WIDE]), (memory[WIDE + 1],), np.float64),
         carray(pointer(memory[NARROW]), (memory[NARROW + 1],), theta.dtype),
         carray(pointer(memory[TABLE]), (memory[TABLE + 1], layout[CELLS]), theta.dtype),
+        carray(pointer(memory[ITSELF]), (ITSELF,), np.int64),
     )
     return batch, scratch

@@ -15,12 +15,12 @@ import numba
 import numpy as np
 
 from knapgrad.kernels.numba import choice_paths, paths, threads, vector
-from knapgrad.kernels.numba.bands import COLUMNS, Batch, measure, row_length
+from knapgrad.kernels.numba.bands import BEYOND, COLUMNS, Batch, measure, row_length
 from knapgrad.kernels.numba.entries import call_first, entry_of
 from knapgrad.kernels.numba.frames import frame_of_layout
 from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
 from knapgrad.kernels.numba.variants import direction_of, regularizer_of
-from knapgrad.lattice import tournament
+from knapgrad.lattice import LARGEST, tournament
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
 _LARGEST_SHARED_TABLE = 8 << 20  # bytes
@@ -162,6 +162,17 @@ def _run(plan, theta, gamma, *arguments, table=None, part=None):
         plan.call = call_first(plan.kernel, plan.types, given)
     else:
         plan.call(*given)
+    if frame[BEYOND]:
+        instance, frame[BEYOND] = int(frame[BEYOND]) - 1, 0
+        raise OutOfRange(
+            f"theta / gamma of instance {instance} (counted over the flattened batch) is beyond {LARGEST:g}, the range in "
+            "which floating-point numbers can tell scores from what is not feasible; give a larger gamma, or smaller "
+            "scores, or use knapgrad.solve, which has no gamma"
+        )
+
+
+class OutOfRange(ValueError):
+    """Scores are too large in units of gamma."""
 
 
 def _too_large(batch, error: MemoryError) -> MemoryError:
@@ -288,12 +299,20 @@ def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
 def solve(theta, lattice):
     """The best selection (*batch, n), exactly; of ties, the one that skips the later item, or takes the earlier
     option."""
+    try:
+        return _solve(theta, lattice, _UNIT)
+    except OutOfRange:  # divided by a power of two, scores are the same but for their size
+        largest = np.abs(np.where(np.isfinite(theta), theta, 0.0)).max(-1)
+        return _solve(theta, lattice, np.where(largest > LARGEST, 2.0**64, 1.0))
+
+
+def _solve(theta, lattice, gamma):
     if not lattice.options:
-        return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), lattice, _UNIT, "hard")[0]
+        return sample(theta, np.full((1, *theta.shape), 0.5, theta.dtype), lattice, gamma, "hard")[0]
     plan = _plan(choice_paths.solve_kernel, (_HARD,), theta, lattice, entries=1)
     flat = _rows(theta)
     value, y = np.empty(len(flat)), np.empty_like(flat)
-    _run(plan, flat, _UNIT, value, y, np.empty((0, 0)))
+    _run(plan, flat, _strength(gamma, theta), value, y, np.empty((0, 0)))
     _check_feasible(value, lattice)
     return y.reshape(theta.shape)
 

@@ -9,6 +9,7 @@ from knapgrad.kernels.numba.bands import (
     START,
     final,
     goal_of,
+    is_nan,
     prepare,
     row_length,
     settled,
@@ -16,21 +17,8 @@ from knapgrad.kernels.numba.bands import (
 )  # fmt: skip
 from knapgrad.kernels.numba.frames import opened
 from knapgrad.kernels.numba.sweeps import collect_row, extend, fill, fold, parts
-from knapgrad.kernels.numba.variants import dprob, function, inline, kernel
+from knapgrad.kernels.numba.variants import dprob, inline, kernel
 from knapgrad.kernels.numba.vector import broadcast, first_lane, item, lanes, load, set_item, store, where, zeros
-
-
-@function
-def spread_nan(first, members, width, theta, y):
-    """A selection (samples, batch, n) whose path met a NaN is NaN in every item."""
-    for lane in range(members):
-        taint = 0.0
-        for i in range(y.shape[2]):
-            taint += 0.0 * theta[i * width + lane]
-        if np.isnan(taint):
-            for s in range(y.shape[0]):
-                if np.isnan(y[s, first + lane]).any():
-                    y[s, first + lane] = np.nan
 
 
 @kernel
@@ -40,7 +28,7 @@ def sample_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, 
     (size, n), stride, bands, states = batch.theta.shape, batch.stride, scratch.bands, scratch.states
     flat_uniforms, flat_y = uniforms.reshape(-1), y.reshape(-1)
     for group in range(begin, end):
-        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         if not filled:
             fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
@@ -71,7 +59,9 @@ def sample_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, 
                             set_item(flat_y, at, 0.0)
                         c -= weight * picked
                         set_item(states, s * members + turn, min(c, knee) if c <= flat else c)
-        spread_nan(first, members, lanes(scratch.narrow), theta, y)
+        for lane in range(members if has_nan else 0):
+            if is_nan(theta, lane, lanes(scratch.narrow)):
+                value[first + lane], y[:, first + lane] = np.nan, np.nan
 
 
 @kernel
@@ -100,7 +90,7 @@ def log_prob_kernel(
     A, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
     like = zeros(scratch.narrow)
     for group in range(begin, end):
-        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         if not filled:
             fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
             for lane in range(members):
@@ -136,6 +126,11 @@ def log_prob_kernel(
                 fold(i, stride, bands, A, like, width)
         if backwards:
             unpack(sums, first, members, stride, width, gradient)
+        for lane in range(members if has_nan else 0):
+            if is_nan(theta, lane, width):
+                value[first + lane], log_prob[:, first + lane] = np.nan, np.nan
+                if backwards:
+                    gradient[first + lane] = np.nan
 
 
 @inline
@@ -161,7 +156,7 @@ def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, va
     stride, bands, like = batch.stride, scratch.bands, zeros(scratch.narrow)
     M = scratch.narrow[: row_length(batch, width)]
     for group in range(begin, end):
-        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
         M[:] = 0.0
         for i in range(n):
@@ -180,4 +175,6 @@ def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, va
                 y[first + lane, i] = picked
                 c -= weights[i] if picked > 0.0 else 0
                 c = settled(c, bands, i - 1) if i > 0 else 0
-        spread_nan(first, members, width, theta, y.reshape(1, *y.shape))
+        for lane in range(members if has_nan else 0):
+            if is_nan(theta, lane, width):
+                value[first + lane], y[first + lane] = np.nan, np.nan

@@ -31,6 +31,7 @@ from knapgrad.kernels.numba.bands import (
     TOP,
     final,
     goal_of,
+    is_nan,
     last_row,
     pack,
     prepare,
@@ -379,7 +380,7 @@ def operator_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end
     row = row_length(batch, width)
     E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
     for group in range(begin, end):
-        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
         for lane in range(members):
             value[first + lane] = final(batch, scratch, V, first + lane, lane)
@@ -390,6 +391,11 @@ def operator_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end
             for b in range(first, first + members):
                 for i in range(n):
                     y[b, i] = 1.0 if y[b, i] > 1.0 else y[b, i]  # sums of probabilities round
+        for lane in range(members if has_nan else 0):
+            if is_nan(theta, lane, width):
+                value[first + lane] = np.nan
+                if relaxed:
+                    y[first + lane] = np.nan
 
 
 @kernel
@@ -405,7 +411,7 @@ def tangent_kernel(
     unit = np.ones(1)
     packed, sums, R = rest[: n * width], rest[n * width : 2 * n * width], rest[2 * n * width : 2 * n * width + cells]
     for group in range(begin, end):
-        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         pack(z, unit, first, members, batch.stride, width, packed)
         fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
         follow(batch, regularizer, direction, scratch, weights, packed, T, Q, R)
@@ -417,6 +423,11 @@ def tangent_kernel(
             D[:] = 0.0
             collect_tangents(batch, scratch.bands, weights, E, D, T, S, Q, R, sums)
             unpack(sums, first, members, batch.stride, width, product)
+        for lane in range(members if has_nan else 0):
+            if is_nan(theta, lane, width):
+                value[first + lane], tangent[first + lane] = np.nan, np.nan
+                if backwards:
+                    product[first + lane] = np.nan
 
 
 @kernel
@@ -427,7 +438,7 @@ def frontier_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end
     row = row_length(batch, width)
     E, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
     for group in range(begin, end):
-        first, members, weights, theta, V, Q = prepare(batch, scratch, group)
+        first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
         if backwards:
             E[:] = 0.0
@@ -438,3 +449,9 @@ def frontier_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end
         else:
             for lane in range(members):
                 last_row(batch, scratch.bands, V, lane, rows[first + lane])
+        for lane in range(members if has_nan else 0):
+            if is_nan(theta, lane, width):
+                if backwards:
+                    y[first + lane] = np.nan
+                else:
+                    rows[first + lane] = np.nan

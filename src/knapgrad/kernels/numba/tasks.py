@@ -17,6 +17,7 @@ from numba.extending import intrinsic, models, overload, register_model
 
 from knapgrad.kernels.first_calls import mention
 from knapgrad.kernels.numba import choice_paths, frames, paths, xla
+from knapgrad.kernels.numba.bands import BEYOND
 from knapgrad.kernels.numba.entries import address_of
 from knapgrad.kernels.numba.frames import pointer
 from knapgrad.kernels.numba.handlers import (
@@ -218,19 +219,22 @@ def _choose_variants(operation):
 
 
 @function
-def scratch_of(block, item_size, memory):
-    """One piece of memory for a thread, and its frame; 0 if memory ran out."""
+def scratch_of(block, item_size):
+    """One piece of memory for a thread, and the address of its frame; 0 if memory ran out."""
     sizes = 8 * block[INTEGERS], 8 * block[WIDE], item_size * block[NARROW], item_size * block[CELLS]
-    total = 64
+    total = 192
     for size in sizes:
         total += (size + 63) // 64 * 64
     address = xla.malloc(total)
-    at = (address + 63) // 64 * 64  # a vector across two cache lines costs twice
+    if address == 0:
+        return address, address
+    start = (address + 63) // 64 * 64  # a vector across two cache lines costs twice
+    memory, at = words(start, frames.ITSELF + 1), start + 128
     for position in range(4):
         memory[2 * position], memory[2 * position + 1] = at, block[INTEGERS + position]
         at += (sizes[position] + 63) // 64 * 64
-    memory[frames.TABLE + 1] = 1
-    return address
+    memory[frames.TABLE + 1], memory[BEYOND], memory[frames.ITSELF] = 1, 0, start
+    return address, start
 
 
 @function
@@ -265,13 +269,13 @@ def finish(theta, block, begin, end, value, tangent, first):
 def take_slices(operation, like, address, first):
     """Of the batch of a block, until none is left."""
     block = words(address, ARRAYS)
-    memory, scratch = np.empty(8, np.int64), 0
+    scratch = memory_at = 0
     while True:
         taken = xla.add(address + 8 * NEXT, 1)
         if taken >= block[SLICES]:
             break
         if scratch == 0:
-            scratch = scratch_of(block, like.itemsize, memory)
+            scratch, memory_at = scratch_of(block, like.itemsize)
         if scratch == 0:
             block[FAILED] = 1
         else:
@@ -282,6 +286,7 @@ def take_slices(operation, like, address, first):
             tangent = carray(pointer(block[TANGENT_AT]), (block[SIZE],), np.float64)
             layout, tree = words(address + 8 * LAYOUT, ARRAYS - LAYOUT), tree_of(operation, frame)
             start(theta, block, begin, end, value, first)
+            memory = words(memory_at, frames.ITSELF + 1)
             run = theta, gamma, tree, layout, memory, begin, end
             extras = extras_of(operation, frame, theta, value, tangent)
             xla.call_kernel(block[KERNEL], variants_of(operation) + run + extras)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from knapgrad.kernels.triton import choices, instances, option_instances, option_paths, paths, plan, shared
 from knapgrad.kernels.triton.launch import Launch, on
-from knapgrad.lattice import FEASIBLE, INFEASIBLE, Lattice
+from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST, Lattice
 
 REGISTERS = 128  # per thread, for choices: more would leave fewer warps resident
 
@@ -244,7 +244,7 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
                 aside.append((V_rows[:, first % 2].clone(), rows[:, 4 + first % 2].clone()))
             fill(first)
         value = V_rows[:, n % 2].gather(1, goal[:, None])[:, 0]
-        value = torch.where(value < FEASIBLE, torch.nan, value)
+        value = torch.where(value < FEASIBLE, torch.nan, value) + _taint(theta, constants)
         tangent = rows[:, 4 + n % 2].gather(1, goal[:, None])[:, 0] + 0 * value.to(theta.dtype)
         last = tables[:, 0, (n - 1) % length]
         last.scatter_add_(1, goal[:, None], 0 * value[:, None].to(theta.dtype))  # a NaN reaches all that follows
@@ -257,6 +257,16 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
                 shared.collect_item_kernel[(tiles, size)](parts=y, above=above, i=i, row=i - first, **common)
     y = y.sum(-1) if direction is not None else y.sum(-1).clamp(max=1)
     return value, tangent, y, tables.reshape(size, -1)
+
+
+def _taint(theta: Tensor, constants: dict[str, Any]) -> Tensor:
+    """As taint_of, for all instances."""
+    scale = constants["scale"]
+    if constants["GAMMAS"]:
+        gamma = constants["gamma"].double()[:, None]
+        scale = torch.where(gamma > 0, 1.0 / gamma, torch.nan)
+    is_good = theta.isneginf() | ((theta.double() * scale).abs() <= LARGEST)
+    return torch.where(is_good.all(-1), 0.0, torch.nan)
 
 
 def _swept(
@@ -374,7 +384,11 @@ def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
 
 def solve(theta, lattice):
     """The best selection (*batch, n), exactly; of ties, the one that skips the later item."""
-    return _likeliest("solve", theta, lattice, _UNIT, "hard")
+    gamma: Any = _UNIT
+    if theta.dtype == torch.float64:  # divided by a power of two, large scores are in range
+        largest = torch.where(theta.isfinite(), theta.abs(), 0.0)
+        gamma = torch.where((largest > LARGEST).any(-1), 2.0**64, 1.0).double()
+    return _likeliest("solve", theta, lattice, gamma, "hard")
 
 
 def mode(theta, lattice, gamma, regularizer):

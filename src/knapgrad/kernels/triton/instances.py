@@ -9,7 +9,7 @@ import triton.language as tl
 
 from knapgrad.kernels.triton.memory import collect_memory, fill_memory
 from knapgrad.kernels.triton.registers import collect_registers, fill_registers
-from knapgrad.kernels.triton.steps import FEASIBLE, limits_of, scale_of
+from knapgrad.kernels.triton.steps import FEASIBLE, limits_of, scale_of, taint_of
 
 NUMBERS = ["batch", "n", "width", "reach", "weights_step", "capacity_step", "slack_step", "gamma_step"]
 
@@ -20,8 +20,8 @@ def fill(
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     NARROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fills the tables; returns V and T at the goal. For an infeasible instance that is NaN, which is left in Q at the
-    goal as well: from there it reaches all that is computed of the instance."""
+    """Fills the tables; returns V and T at the goal. For an instance that is infeasible, or has a NaN, that is NaN,
+    which is left in Q at the goal as well: from there it reaches all that is computed of the instance."""
     if NARROW:
         V_row, T_row = fill_registers(
             theta, z, weights, scale, C, slack, n, Q, R, VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK
@@ -38,7 +38,7 @@ def fill(
         tangent = value
         if SOURCE is not None:
             tangent = tl.load(T + goal)
-    value = tl.where(value < FEASIBLE, float("nan"), value)
+    value = tl.where(value < FEASIBLE, float("nan"), value + taint_of(theta, n, scale, BLOCK))
     tl.store(Q + (n - 1) * width + goal, float("nan"), mask=value != value)
     tl.debug_barrier()
     return value, tangent

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from knapgrad.kernels.triton.instances import NUMBERS
 from knapgrad.kernels.triton.options import collect_choices, fill_choices, limits_of_choices
-from knapgrad.kernels.triton.steps import FEASIBLE, INFEASIBLE, scale_of
+from knapgrad.kernels.triton.steps import FEASIBLE, INFEASIBLE, scale_of, taint_of
 
 
 @triton.jit
@@ -14,7 +14,8 @@ def fill(
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     TABLE: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns V and T at the goal. For an infeasible instance that is NaN, which is left in the table as well."""
+    """Returns V and T at the goal. For an instance that is infeasible, or has a NaN, that is NaN, which is left in the
+    table as well."""
     V, T, _ = fill_choices(
         theta, z, weights, scale, C, total, goal, slack, choices, V, T, P, R, width,
         VALUE, PROB, DPROB, SOURCE, SLACK, TABLE, LOOPS, M, BLOCK,
@@ -23,7 +24,7 @@ def fill(
     tangent = value
     if SOURCE is not None:
         tangent = tl.load(T + goal)
-    value = tl.where(value < FEASIBLE, float("nan"), value)
+    value = tl.where(value < FEASIBLE, float("nan"), value + taint_of(theta, choices * M, scale, BLOCK))
     if TABLE:
         last = P + tl.cast(choices - 1, tl.int64) * M * width + goal
         for o in range(M):
@@ -100,13 +101,14 @@ def frontier_kernel(
             own, capacity + b * capacity_step, slack + b * slack_step, reach, choices, True, SLACK, M, BLOCK
         )
         ahead = total + goal  # every state of the last row is needed
+        strength = scale_of(gamma, scale, b, gamma_step, GAMMAS)
+        taint = taint_of(theta + items, n, strength, BLOCK)
         last, _, top = fill_choices(
-            theta + items, theta, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, ahead, goal, spare, choices,
+            theta + items, theta, own, strength, C, ahead, goal, spare, choices,
             V, V, P, P, width, VALUE, PROB, DPROB, None, SLACK, BACKWARDS, LOOPS, M, BLOCK,
         )  # fmt: skip
         row = tl.cast(b, tl.int64) * (reach + 1)
-        above = tl.zeros([BLOCK], dtype)
-        broken = above
+        above = tl.zeros([BLOCK], dtype) + taint.to(dtype)  # a NaN reaches all
         for start in range(0, reach + 1, BLOCK):
             c = start + tl.arange(0, BLOCK)
             within = c <= reach
@@ -117,15 +119,14 @@ def frontier_kernel(
             if BACKWARDS:
                 e = tl.load(cotangent + row + c, within, 0.0)
                 e = tl.where(value < FEASIBLE, 0.0, e)
-                broken += tl.where(value != value, value, 0.0).to(dtype)
                 tl.store(E + c, e, mask=within)
                 if not SLACK:
                     above += tl.where(c > top, e, 0.0)
             else:
-                tl.store(values + row + c, tl.where(value < FEASIBLE, float("-inf"), value), mask=within)
+                value = tl.where(value < FEASIBLE, float("-inf"), value) + taint
+                tl.store(values + row + c, value, mask=within)
         tl.debug_barrier()
         if BACKWARDS:
-            above += tl.sum(broken)  # a NaN reaches all
             collect_choices(
                 own, y + items, C, total, ahead, goal, spare, choices, E, E, P + table - M * width, P, above, above,
                 width, None, SLACK, False, False, LOOPS, M, BLOCK,

@@ -14,6 +14,7 @@ if not hasattr(tl, "gather"):
 
 INFEASIBLE = tl.constexpr(lattice.INFEASIBLE)
 FEASIBLE = tl.constexpr(lattice.FEASIBLE)
+LARGEST = tl.constexpr(lattice.LARGEST)
 
 
 @triton.jit
@@ -36,10 +37,22 @@ def follow(skip, pick, q, z, fits, DPROB: tl.constexpr, SOURCE: tl.constexpr):
 
 @triton.jit
 def score_of(theta, i, scale):
-    """Divided by gamma; -inf takes an item out, +inf becomes NaN."""
+    """Divided by gamma; -inf takes an item out. Of an instance that is NaN it may be anything."""
     score = tl.load(theta + i).to(tl.float64) * scale
-    score = tl.where(score == float("-inf"), INFEASIBLE, score)
-    return tl.where(score == float("inf"), float("nan"), score)
+    return tl.where(score == float("-inf"), INFEASIBLE, score)
+
+
+@triton.jit
+def taint_of(theta, n, scale, BLOCK: tl.constexpr):
+    """NaN if a score is NaN, +inf or out of range, even that of an item that is too heavy, or if gamma is not valid;
+    else 0."""
+    taint = 0.0 * scale
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        given = tl.load(theta + i, i < n, 0.0).to(tl.float64)
+        is_good = (given == float("-inf")) | (tl.abs(given * scale) <= LARGEST)
+        taint += tl.sum(tl.where(is_good, 0.0, float("nan")).to(tl.float64))
+    return taint
 
 
 @triton.jit
