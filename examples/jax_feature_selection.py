@@ -26,7 +26,7 @@ class Selective(eqx.Module):
 
     scores: jax.Array
     network: eqx.nn.MLP
-    budget: kg.Knapsack = eqx.field(static=True)
+    budget: kg.Knapsack
 
     def __init__(self, costs: jax.Array, budget: int, key: jax.Array) -> None:
         self.scores = jnp.zeros(len(costs))

@@ -136,12 +136,13 @@ def test_every_function_is_the_specification(options, regularizer, dtype, own, l
                 return operators._run(name, regularizer, theta, lattice, gamma, *extra, axis=axis)
 
             value, relaxed = run("operator")
-            entropy, entropy_gradient = run("entropy")
+            entropy, entropy_gradient = run("entropy_grad")
             return {
                 "value": value,
                 "relax": relaxed,
                 "vjp": run("vjp", z),
-                "entropy": entropy,
+                "entropy": run("entropy"),
+                "entropy, with its gradient": entropy,
                 "gradient of the entropy": entropy_gradient,
                 "sample": run("sample", uniforms, axis=1),
                 **({"solve": operators.solve(theta, lattice)} if regularizer == "gini" else {}),
@@ -170,6 +171,7 @@ def test_every_function_is_the_specification(options, regularizer, dtype, own, l
             "relax": (relaxed, tolerance.relax),
             "vjp": (reference.vjp(theta, z[b], *problem), tolerance.vjp),
             "entropy": (entropy, tolerance.log_prob),
+            "entropy, with its gradient": (entropy, tolerance.log_prob),
             "gradient of the entropy": (entropy_gradient, tolerance.vjp),
             **({"solve": (reference.solve(theta, lattice), 0.0)} if regularizer == "gini" else {}),
             "frontier": (np.where(frontier < FEASIBLE, -np.inf, frontier), tolerance.value),

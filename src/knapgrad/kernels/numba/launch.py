@@ -166,8 +166,8 @@ def _run(plan, theta, gamma, *arguments, table=None, part=None):
         instance, frame[BEYOND] = int(frame[BEYOND]) - 1, 0
         raise OutOfRange(
             f"theta / gamma of instance {instance} (counted over the flattened batch) is beyond {LARGEST:g}, the range "
-            "in which floating-point numbers can tell scores from what is not feasible; give a larger gamma, or smaller "
-            "scores, or use knapgrad.solve, which has no gamma"
+            "in which floating-point numbers can tell scores from what is not feasible; give a larger gamma, or "
+            "smaller scores, or use knapgrad.solve, which has no gamma"
         )
 
 
