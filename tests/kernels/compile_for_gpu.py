@@ -1,0 +1,76 @@
+"""Compiles the GPU kernels for an H100 or H200, on a machine without a GPU: Triton's interpreter, which runs them in other
+tests, accepts more than its compiler. Prints how many were compiled. Run by test_triton_compiles.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+import knapgrad as kg
+from knapgrad.kernels.triton import from_torch
+
+CONSTRAINTS = {
+    "registers": (kg.Knapsack([1, 2, 3, 4], 6, at_least=2), 4),
+    "memory": (kg.Knapsack(np.full(40, 50), 1500), 40),
+    "shared rows": (kg.Knapsack(np.full(4, 20_000), 50_000), 4),
+    "options": (kg.MultipleChoice(np.array([[1, 2], [2, 3]]), 4), 4),
+    "many options": (kg.MultipleChoice(np.arange(1, 19).reshape(2, 9), 14), 18),
+}
+UNIT = np.ones(())
+
+
+class Device:
+    """As much of a driver as the compiler asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def main() -> None:
+    driver.set_active(Device())
+    compiled, run = set(), JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        found = run(self, *arguments, grid=grid, warmup=True, **options)
+        assert len(found.asm["cubin"]) > 1000
+        compiled.add(found.hash)
+
+    JITFunction.run = compile_only
+    for turn, (name, (constraint, n)) in enumerate(CONSTRAINTS.items()):
+        lattice = constraint.lattice(n)
+        tensors = {
+            key: torch.from_numpy(np.array(getattr(lattice, key)))
+            for key in ("weights", "capacity", "slack")
+            if getattr(lattice, key) is not None
+        }
+        lattice = lattice.replace(**tensors)
+        theta = torch.zeros(3, n, dtype=(torch.float32, torch.float64)[turn % 2])
+        regularizer, y = ("shannon", "gini", "tsallis")[turn % 3], theta.new_zeros(2, 3, n)
+        problem = lattice, UNIT, regularizer
+        from_torch.relax(theta, *problem)
+        from_torch.vjp(theta, theta, *problem)
+        from_torch.entropy_grad(theta, *problem)
+        from_torch.frontier(theta, *problem)
+        from_torch.solve(theta, lattice)
+        if name != "shared rows":
+            from_torch.sample(theta, y, *problem)
+            from_torch.mode(theta, *problem)
+            from_torch.log_prob_vjp(theta, y, y[..., 0], *problem)
+    print(len(compiled))
+
+
+if __name__ == "__main__":
+    main()
