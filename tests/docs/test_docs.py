@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DEMO = ROOT / "examples" / "learn_from_decisions.py"
 JAX_EXAMPLE = ROOT / "examples" / "jax_feature_selection.py"
+NUMPYRO_EXAMPLE = ROOT / "examples" / "numpyro_subsets.py"
 PYEPO_EXAMPLE = ROOT / "examples" / "pyepo_knapsack.py"
 AUTOENCODER = ROOT / "examples" / "top_k_autoencoder.py"
 ALLOCATION = ROOT / "examples" / "bit_allocation.py"
@@ -93,6 +94,18 @@ def test_the_jax_example_runs(tmp_path, run):
     pytest.importorskip("optax")
     text = run(JAX_EXAMPLE, "--features", "8", "--samples", "40", "--steps", "3", folder=tmp_path)
     assert "useful features kept" in text
+
+
+def test_the_numpyro_example_recovers_what_shoppers_like(tmp_path, run):
+    """Of twelve true values, ten lie in their intervals with 300 samples; twenty are too few to tell as much."""
+    pytest.importorskip("numpyro")
+    pytest.importorskip("matplotlib")
+    assert len(NUMPYRO_EXAMPLE.read_text().splitlines()) < 100
+    assert "--seed" in run(NUMPYRO_EXAMPLE, "--help", folder=tmp_path)
+    text = run(NUMPYRO_EXAMPLE, "--samples", "20", "--shoppers", "100", folder=tmp_path)
+    errors = re.findall(r"^(?:appeal|share) +mean error ([\d.]+) by the posterior, ([\d.]+) by", text, re.MULTILINE)
+    assert len(errors) == 2 and all(float(posterior) < 0.5 * float(naive) for posterior, naive in errors)
+    assert (tmp_path / "results" / "numpyro_subsets.png").exists()
 
 
 def test_the_pyepo_example_learns(tmp_path, run):

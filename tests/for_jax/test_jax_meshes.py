@@ -88,6 +88,7 @@ def check(way: str, function: Callable[[Any, Any], Any], theta: Any, limit: Any,
 
 
 @pytest.mark.thinned(4)
+@pytest.mark.filterwarnings("error:Explicitly requested dtype float64")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_runs_where_its_instances_are(name, way):

@@ -3,7 +3,9 @@ folding of vmap and the derivatives around it are as they are. On a GPU, the row
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,6 +216,21 @@ def test_rows_too_long_for_one_program_are_left_to_the_scan(launches):
     lattice = Lattice(np.ones(3, np.int32), np.int32(2), None, reach=plan.LARGEST_ROW, heaviest=1)
     assert from_jax.find("operator", "gini", jnp.zeros((2, 3)), lattice) is None
     assert from_jax.find("operator", "gini", jnp.zeros((2, 3)), lattice.replace(reach=100)) is not None
+
+
+def test_outputs_are_named_as_the_installed_version_names_them(monkeypatch):
+    """0.3 has only ``out_shape``; 0.4 has ``out_type``, and takes the old name among the options, with a warning."""
+
+    def old(*arguments: Any, kernel: Any, out_shape: Any, grid: Any, **options: Any) -> Any:
+        return arguments, kernel, out_shape, grid, options
+
+    def new(*arguments: Any, kernel: Any, out_type: Any = None, grid: Any, **options: Any) -> Any:
+        return arguments, kernel, out_type, grid, options
+
+    for triton_call in (old, new):
+        monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=triton_call))
+        found = from_jax.call("kernel", [1, 2], ["output"], 3, num_warps=4)
+        assert found == ((1, 2), "kernel", ["output"], (3,), {"num_warps": 4})
 
 
 def test_an_unknown_regularizer_is_an_error(launches):

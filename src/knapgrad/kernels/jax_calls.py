@@ -97,7 +97,8 @@ def _where_the_batch_is(
     if any(map(jax_scan.varying_axes, arrays)):
         return on_device(*arrays)
     if AxisType.Explicit in sharding.mesh.axis_types:
-        shapes = jax.eval_shape(function, *[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays])
+        with jax_scan.float64(True):  # arrays may be float64 without x64, and JAX 0.11 would say that it narrows them
+            shapes = jax.eval_shape(function, *[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays])
         given, found = (specs(sharding.spec[:rank], x, y) for x, y in ((arrays, axes), (shapes, repeat(out))))
         placed = [jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec)) for x, spec in zip(arrays, given)]
         return jax.shard_map(on_device, mesh=sharding.mesh, in_specs=given, out_specs=found)(*placed)

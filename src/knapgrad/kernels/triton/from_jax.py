@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
 
@@ -143,7 +144,10 @@ def call(kernel: Any, arguments: list[Any], outputs: list[Any], programs: int, *
     """A launch: arrays and numbers in the kernel's order, which has the outputs after them."""
     import jax_triton
 
-    return jax_triton.triton_call(*arguments, kernel=kernel, out_shape=outputs, grid=(programs,), **options)
+    # jax-triton 0.4 calls the outputs out_type, and warns of the name that 0.3 knows.
+    is_new = "out_type" in signature(jax_triton.triton_call).parameters
+    options["out_type" if is_new else "out_shape"] = outputs
+    return jax_triton.triton_call(*arguments, kernel=kernel, grid=(programs,), **options)
 
 
 def _sweep(batch: Batch, z: Array, direction: str | None, relaxed: bool = True) -> tuple[Array, ...]:
