@@ -214,8 +214,9 @@ def test_what_is_wrong_with_an_argument_is_said_when_it_is_compiled(make, messag
         lambda budget: kg.Knapsack(COST, budget - 9, max_capacity=9),
         lambda budget: kg.Knapsack(COST - 2, budget, max_capacity=9),
         lambda budget: kg.TopK(budget + 3),
+        lambda budget: kg.Knapsack(COST, budget + 90, at_least=budget + 80, max_capacity=200),
     ],
-    ids=["above max_capacity", "negative capacity", "negative weight", "k above n"],
+    ids=["above max_capacity", "negative capacity", "negative weight", "k above n", "all too light"],
 )
 def test_what_is_wrong_with_values_is_said_when_the_graph_runs(make):
     with pytest.raises(ValueError, match=r"instance \d .* has a capacity or k"):

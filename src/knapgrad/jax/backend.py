@@ -73,7 +73,11 @@ def lattice(constraint: Constraint, theta: Array) -> Lattice:
     capacity, slack, reach = _clipped(known.capacity, -1, known.reach), known.slack, known.reach
     if slack is not None:
         slack = _clipped(slack - (known.capacity - capacity), -1, reach)
-    return known.replace(weights=_clipped(known.weights, 0, reach + 1), capacity=capacity, slack=slack)
+    weights = _clipped(known.weights, 0, reach + 1)
+    if slack is not None and not isinstance(weights, np.ndarray):  # all items may be too light for the least weight
+        each = weights.reshape(*weights.shape[:-1], -1, known.options or 1).max(-1)
+        capacity = jnp.where(capacity - slack > each.sum(-1), -1, capacity)
+    return known.replace(weights=weights, capacity=capacity, slack=slack)
 
 
 def _clipped(x: Any, least: int, most: int) -> Any:

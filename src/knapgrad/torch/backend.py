@@ -216,7 +216,11 @@ def _traced(plain: Lattice, device: torch.device) -> Lattice:
     sent = _sent(plain, device)
     reach = open_integer(plain.reach) if plain.sizes is None else plain.sizes[0]
     capacity = torch.minimum(torch.clamp(sent.capacity, min=-1), reach)
-    slack = None if sent.slack is None else sent.slack - (sent.capacity - capacity)
+    slack = None
+    if sent.slack is not None:
+        slack = sent.slack - (sent.capacity - capacity)
+        each = sent.weights.unflatten(-1, (-1, sent.options or 1)).amax(-1)
+        capacity = torch.where(capacity - slack > each.sum(-1), -1, capacity)  # all items are too light
     return sent.replace(capacity=capacity, slack=slack, sizes=plain.sizes)
 
 

@@ -289,7 +289,7 @@ def _in_numpy(lattice: Lattice) -> Lattice:
         raise ValueError(
             f"instance {instance} (counted over the flattened batch) has a capacity or k, a least weight or a weight "
             "that is negative, or a capacity above max_capacity, or k above the number of items, or groups whose "
-            "lightest options are above the capacity"
+            "lightest options are above the capacity, or items that all together weigh less than at_least"
         )
     return lattice
 
