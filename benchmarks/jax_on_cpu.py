@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +92,33 @@ def measure(batch: int, n: int, name: str, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+FIRST = """
+import time
+start = time.perf_counter()
+import jax, jax.numpy as jnp, numpy as np, knapgrad as kg
+limit, theta = kg.Knapsack(np.arange(1, 101) % 6 + 3, 260), jnp.zeros((32, 100))
+imported = time.perf_counter()
+jax.jit(lambda theta: kg.relax(theta, limit, kg.Gini())).lower(theta).compile()(theta).block_until_ready()
+relaxed = time.perf_counter()
+jax.jit(jax.grad(lambda theta: (kg.relax(theta, limit, kg.Gini()) ** 2).sum()))(theta).block_until_ready()
+print(imported - start, relaxed - imported, time.perf_counter() - relaxed)
+"""
+
+
+def first_calls() -> dict[str, dict[str, float]]:
+    """Seconds of the first calls of a process, without and with kernels that are kept on disk."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for state in ("nothing on disk", "kernels on disk"):
+            settings = os.environ | {"NUMBA_CACHE_DIR": folder}
+            run = subprocess.run(
+                [sys.executable, "-c", FIRST], env=settings, capture_output=True, text=True, check=True
+            )
+            numbers = map(float, run.stdout.split())
+            found[state] = {name: round(x, 2) for name, x in zip(("imports", "relax", "its gradient"), numbers)}
+    return found
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jax_on_cpu", description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="per cell, all contestants together (4)")
@@ -108,7 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.output:
         given = sys.argv[1:] if arguments is None else arguments
         origin = environment(given, "benchmarks.jax_on_cpu")
-        options.output.write_text(json.dumps({"environment": origin, "rows": rows}, indent=1) + "\n")
+        found = {"environment": origin, "first_calls_seconds": first_calls(), "rows": rows}
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Compiles the GPU kernels for an H100 or H200, on a machine without a GPU: Triton's interpreter, which runs them in other
-tests, accepts more than its compiler. Prints how many were compiled. Run by test_triton_compiles.py."""
+"""Compiles the GPU kernels for an H100 or H200, on a machine without a GPU: Triton's interpreter, which runs them in
+other tests, accepts more than its compiler. Prints how many were compiled. Run by test_triton_compiles.py."""
 
 from __future__ import annotations
 
