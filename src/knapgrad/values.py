@@ -111,8 +111,8 @@ class Value:
 
 
 def frozen(x: np.ndarray) -> np.ndarray:
-    """A copy that nobody can write to: its memory is a ``bytes``, which neither ``setflags`` nor ``base`` opens. It is a
-    view of an array, since torch.compile refuses other bases."""
+    """A copy that nobody can write to: its memory is a ``bytes``, which neither ``setflags`` nor ``base`` opens. It is
+    a view of an array, since torch.compile refuses other bases."""
     return np.ndarray(x.shape, x.dtype, x.tobytes()).view()
 
 
