@@ -14,7 +14,7 @@ from fuzzing.oracle import LONG, Truth
 
 Array = np.ndarray
 REGULARIZERS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
-DTYPES = {"numpy": ["float16", "float32", "float64"], "jax": ["float32"]}
+DTYPES = {"numpy": ["float16", "float32", "float64"], "jax": ["float16", "bfloat16", "float32"]}
 DTYPES["torch"] = DTYPES["cuda"] = ["float16", "bfloat16", "float32", "float64"]
 #: how scores are drawn; weights say how often
 CONTENTS = {"plain": 4, "masks": 3, "near ties": 2, "large": 2, "extremes": 2, "nan": 2}
@@ -221,8 +221,8 @@ KINDS: dict[str, Kind] = {
     "options, at most one, exactly": Kind(kg.MultipleChoice, _options("all", own=False, optional=True)),
 }
 #: (groups, options) of JAX, which compiles for each shape; items have the first number
-JAX_SHAPES = [(5, 3)]
-JAX_BATCH = 4000
+JAX_SHAPES = [(1, 1), (3, 4), (5, 3), (12, 2)]
+JAX_BATCHES = [1, 17, 4000]
 
 
 def rows(x: Array) -> Array:
@@ -240,13 +240,15 @@ def rounded(values: Array, dtype: str) -> Array:
 
 def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500) -> Case:
     is_jax = backend == "jax"
-    kind = rng.choice([name for name in KINDS if not is_jax or "own weights" in name or name == "top-k, own k"])
+    kind = rng.choice(list(KINDS))
     groups = int(rng.integers(0, 8)) if rng.random() < 0.9 else int(rng.integers(8, 30))
     event: tuple[int, ...] = (groups, int(rng.integers(1, 6))) if "options" in kind else (groups,)
     batch = int(rng.choice([0, 1, 3, 17, 64, largest_batch], p=[0.02, 0.05, 0.05, 0.08, 0.2, 0.6]))
     batch = batch if groups < 8 else min(batch, 64)
     if is_jax:
-        event, batch = JAX_SHAPES[rng.integers(len(JAX_SHAPES))][: 2 if "options" in kind else 1], JAX_BATCH
+        event = JAX_SHAPES[rng.integers(len(JAX_SHAPES))][: 2 if "options" in kind else 1]
+        groups = event[0]
+        batch = min(int(rng.choice(JAX_BATCHES, p=[0.1, 0.1, 0.8])), largest_batch)
     shape, seed = (batch, *event), int(rng.integers(2**31))
     content = str(rng.choice(list(CONTENTS), p=np.array(list(CONTENTS.values())) / sum(CONTENTS.values())))
     dtype, regularizer = str(rng.choice(DTYPES[backend])), str(rng.choice(list(REGULARIZERS)))
@@ -255,9 +257,8 @@ def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500) -> C
     else:
         picked = rng.integers(0, 2, shape)
     arguments = KINDS[kind].draw(rng, shape, picked)
-    if is_jax:  # one width of the tables for all
-        arguments |= {"max_capacity": 25} if "k" not in arguments else {}
-        arguments = {n: np.minimum(x, 25) if n in ("capacity", "at_least") else x for n, x in arguments.items()}
+    if is_jax and "k" not in arguments:  # one width of the tables for all
+        arguments["max_capacity"] = 6 * groups + 4
     own_gamma = rng.random() < 0.5
     gamma = 10.0 ** rng.uniform(-1, 1, batch if own_gamma else ())
     size = 1.0

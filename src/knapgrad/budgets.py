@@ -74,12 +74,12 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
 def _widest(constraint: Constraint) -> tuple[Constraint, bool, int]:
     """The constraint with its largest capacity for every instance, whether all of it must be used, and that capacity.
     It is kept with the constraint, since its arrays may be copied to devices."""
-    arguments, exactly, largest = constraint.arguments, constraint._exactly, constraint._largest
-    name = "k" if "k" in arguments else "capacity"
+    exactly, largest = constraint._exactly, constraint._largest
+    name = "k" if "k" in constraint._parameters else "capacity"
     if exactly is None:
         raise ValueError(
             f"a frontier needs at_least = 0 (entries: at most c) or at_least = {name} (exactly c), got "
-            f"at_least = {arguments['at_least']}; one table cannot serve a least weight in between, so call "
+            f"at_least = {constraint.arguments['at_least']}; one table cannot serve a least weight in between, so call "
             "knapgrad.value for each capacity"
         )
     known = largest is not None
@@ -87,11 +87,11 @@ def _widest(constraint: Constraint) -> tuple[Constraint, bool, int]:
         if constraint.max_capacity is None:
             raise ValueError(f"{name} is traced by JAX, and a frontier must have a length; give max_capacity=...")
         largest = constraint.max_capacity
-    if known and arguments[name].ndim == 0:
+    if known and constraint._marked.ndim == 0:
         return constraint, exactly, largest
     if "widest" not in constraint.copies:
         limits = {name: largest, "at_least": (None if name == "k" else largest) if exactly else 0}
-        widest = type(constraint)(**{**arguments, **limits})
+        widest = type(constraint)(**{**constraint.arguments, **limits})
         if not known:
             return widest, exactly, largest
         constraint.copies["widest"] = widest

@@ -111,9 +111,11 @@ class Value:
 
 
 def frozen(x: np.ndarray) -> np.ndarray:
-    """A copy that nobody can write to: its memory is a ``bytes``, which neither ``setflags`` nor ``base`` opens. It is
-    a view of an array, since torch.compile refuses other bases."""
-    return np.ndarray(x.shape, x.dtype, x.tobytes()).view()
+    """A read-only copy, to be shown: kernels read another one, so that nothing breaks if somebody makes it writeable.
+    (torch.compile does, for a moment.)"""
+    copy = np.array(x)
+    copy.flags.writeable = False
+    return copy
 
 
 def _made_again(cls: type[Value], arguments: dict[str, Any]) -> Value:

@@ -168,11 +168,11 @@ def test_without_the_handler_the_scan_is_used(monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise ValueError("API version 1.0")
 
-    constraint, key = CONSTRAINTS["knapsack"], from_jax.target
+    constraint = CONSTRAINTS["knapsack"]
     theta = jnp.asarray(scores(constraint, np.float32, 3))
     expected = kg.relax(theta, constraint, kg.Gini())
     jax.clear_caches()
-    key.cache_clear()
+    monkeypatch.setattr(from_jax, "_targets", {})
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
     try:
         with pytest.warns(UserWarning, match=r"without its own kernels.*API version 1\.0"):
@@ -182,7 +182,6 @@ def test_without_the_handler_the_scan_is_used(monkeypatch):
         )  # no new warning
         np.testing.assert_allclose(found, expected, atol=1e-6)
     finally:
-        key.cache_clear()
         jax.clear_caches()
 
 
@@ -215,3 +214,39 @@ def test_tables_that_do_not_fit_are_an_error():
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
     assert "the tables do not fit into memory" in run.stdout, run.stdout + run.stderr
+
+
+def test_threads_may_trace_first_calls_at_the_same_time():
+    code = """
+        import threading, warnings, jax, jax.numpy as jnp, knapgrad as kg
+        warnings.simplefilter("error")
+        theta, limit, smoothing = jnp.ones((3, 4)), kg.Knapsack([1, 2, 3, 4], 5), kg.Gini(0.5)
+        calls = [
+            lambda x: kg.relax(x, limit, smoothing), lambda x: kg.value(x, limit, smoothing),
+            lambda x: kg.entropy(x, limit, smoothing), lambda x: kg.solve(x, limit),
+        ]
+        together, done = threading.Barrier(len(calls)), []
+        def run(call):
+            together.wait()
+            done.append(jax.block_until_ready(jax.jit(call)(theta)))
+        threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+        [x.start() for x in threads], [x.join() for x in threads]
+        print(len(done))
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300)
+    assert run.stdout.strip() == "4", run.stderr
+
+
+def test_each_task_has_its_own_file_on_disk():
+    """Numba's index has no lock: two processes that save two functions of one name write the same file."""
+    one, other = (tasks._compiled(name, "float32", False) for name in ("value", "operator"))
+    files = [getattr(x._cache, "_cache_file", None) for x in (one, other)]
+    assert None not in files and files[0]._index_path != files[1]._index_path
+
+
+def test_second_derivatives_in_loops_say_what_to_do():
+    limit, theta = CONSTRAINTS["knapsack"], jnp.asarray(RNG.normal(size=(2, 9)), jnp.float32)
+    value = lambda row: kg.value(row, limit, kg.Shannon(0.5))  # noqa: E731
+    assert jax.hessian(lambda theta: jax.vmap(value)(theta).sum())(theta).shape == (2, 9, 2, 9)
+    with pytest.raises(NotImplementedError, match="vmap has two"):
+        jax.hessian(lambda theta: jax.lax.map(value, theta).sum())(theta)

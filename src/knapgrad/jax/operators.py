@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,18 @@ def _run(
     """The kernel of that name: fused on CPUs and CUDA devices where it can be, elsewhere a scan. In extras the batch is
     that axis."""
     scan = partial(_batched, getattr(jax_scan, name), regularizer, axis)
-    found = {place.PLATFORM: place.find(name, regularizer, theta, lattice) for place in (on_cpu, on_cuda)}
+    found = {place.PLATFORM: place.find(name, regularizer, theta, lattice, _guarded) for place in (on_cpu, on_cuda)}
     fused = {platform: function for platform, function in found.items() if function is not None}
     if not fused:
         return scan(theta, lattice, gamma, extra)
     return lax.platform_dependent(theta, lattice, gamma, extra, default=scan, **fused)
+
+
+def _guarded(function: Any) -> Any:
+    """The same function, which says that it has no derivative: in loops, JAX looks behind that of the operator."""
+    call = jax.custom_jvp(lambda *arguments: function(*arguments))
+    call.defjvp(lambda primals, tangents: _no_derivative())
+    return call
 
 
 def _batched(
@@ -129,9 +136,14 @@ def _constant(x: Array, *_: Array) -> Array:
 
 @_constant.defjvp
 def _constant_jvp(primals: Any, tangents: Any) -> Any:
+    _no_derivative()
+
+
+def _no_derivative() -> NoReturn:
     raise NotImplementedError(
-        "knapgrad has two derivatives of value, and one of relax, entropy, log_prob and frontier; differentiate once "
-        "less, or use jax.lax.stop_gradient on theta where this derivative is not wanted"
+        "knapgrad has two derivatives of value, and one of relax, entropy, log_prob and frontier, of value too inside "
+        "lax.scan, lax.map and lax.fori_loop, where vmap has two; differentiate once less, or use "
+        "jax.lax.stop_gradient on theta where this derivative is not wanted"
     )
 
 

@@ -25,28 +25,38 @@ Kernel = Callable[[Array, Lattice, Array, tuple[Array, ...]], Any]
 
 def foldable(function: Kernel, axis: int) -> Kernel:
     """``vmap`` puts one more axis in front of the batch."""
-    call = jax.custom_batching.custom_vmap(function)
 
-    @call.def_vmap
-    def fold(size: int, batched: Any, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
-        def whole(x: Array, is_batched: bool, axis: int = 0) -> Array:
-            x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-            return jnp.moveaxis(x, 0, axis)
+    def call(*arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)  # JAX cannot differentiate what has None among its arguments
 
-        def constant(x: Array, is_batched: bool, rank: int) -> Array:
-            return x.reshape(size, *(1,) * (rank - x.ndim), *x.shape[1:]) if is_batched else x
+        @jax.custom_batching.custom_vmap
+        def flat(*leaves: Array) -> Any:
+            return function(*jax.tree.unflatten(tree, leaves))
 
-        theta_is, lattice_is, gamma_is, extra_is = batched
-        theta = whole(theta, theta_is)
-        ranks = {"weights": theta.ndim, "capacity": theta.ndim - 1, "slack": theta.ndim - 1}
-        lattice = lattice.replace(**{
-            name: constant(getattr(lattice, name), getattr(lattice_is, name), rank)
-            for name, rank in ranks.items()
-            if getattr(lattice, name) is not None
-        })  # fmt: skip
-        gamma = constant(gamma, gamma_is, theta.ndim - 1)
-        results = call(theta, lattice, gamma, tuple(whole(x, b, axis) for x, b in zip(extra, extra_is)))
-        return jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), results), jax.tree.map(lambda x: True, results)
+        @flat.def_vmap
+        def fold(size: int, batched: Any, *leaves: Array) -> Any:
+            theta, lattice, gamma, extra = jax.tree.unflatten(tree, leaves)
+            theta_is, lattice_is, gamma_is, extra_is = jax.tree.unflatten(tree, batched)
+
+            def whole(x: Array, is_batched: bool, place: int = 0) -> Array:
+                x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+                return jnp.moveaxis(x, 0, place)
+
+            def constant(x: Array, is_batched: bool, rank: int) -> Array:
+                return x.reshape(size, *(1,) * (rank - x.ndim), *x.shape[1:]) if is_batched else x
+
+            theta = whole(theta, theta_is)
+            ranks = {"weights": theta.ndim, "capacity": theta.ndim - 1, "slack": theta.ndim - 1}
+            lattice = lattice.replace(**{
+                name: constant(getattr(lattice, name), getattr(lattice_is, name), rank)
+                for name, rank in ranks.items()
+                if getattr(lattice, name) is not None
+            })  # fmt: skip
+            gamma = constant(gamma, gamma_is, theta.ndim - 1)
+            results = call(theta, lattice, gamma, tuple(whole(x, b, axis) for x, b in zip(extra, extra_is)))
+            return jax.tree.map(lambda x: jnp.moveaxis(x, axis, 0), results), jax.tree.map(lambda x: True, results)
+
+        return flat(*leaves)
 
     return call
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
+from threading import RLock
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ from jax import Array
 from knapgrad.kernels import jax_calls, jax_scan
 from knapgrad.kernels.numba.launch import NANOSECONDS_PER_VECTOR, tree_of
 from knapgrad.lattice import Lattice
+from knapgrad.regularizers import REGULARIZERS, Hard
 
 PLATFORM = "cpu"
 _SCANNED = {"log_prob_jvp"}  # operations that have no kernel here
@@ -30,55 +33,74 @@ _MEMORY = np.frombuffer(
     np.uint8,
 )
 _MISSING = np.frombuffer(
-    b"knapgrad: this function was compiled in another process, and its kernels are not loaded; trace it again\0",
+    b"knapgrad: this function was compiled in another process, and its kernels are not loaded: call "
+    b"knapgrad.warmup, or trace it again\0",
     np.uint8,
 )
 
 
-@cache
+_lock = RLock()  # threads may trace at the same time, and XLA takes a name once
+_targets: dict[bool, str | None] = {}
+_tasks: dict[tuple[Any, ...], int | None] = {}
+
+
 def target(choices: bool) -> str | None:
     """The name under which XLA has our handler; None if it does not take it."""
-    name = "knapgrad_choices" if choices else "knapgrad_items"
-    try:
-        if sys.platform == "win32":
-            raise NotImplementedError("the functions of the C library are not found on Windows")
-        from knapgrad.kernels.numba import handlers
+    with _lock:
+        if choices not in _targets:
+            name = "knapgrad_choices" if choices else "knapgrad_items"
+            try:
+                if sys.platform == "win32":
+                    raise NotImplementedError("the functions of the C library are not found on Windows")
+                from knapgrad.kernels.numba import handlers
 
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handlers.handler(choices).ctypes), platform=PLATFORM)
-    except Exception as error:
-        _warn(error)
-        return None
-    return name
+                capsule = jax.ffi.pycapsule(handlers.handler(choices).ctypes)
+                jax.ffi.register_ffi_target(name, capsule, platform=PLATFORM)
+                _targets[choices] = name
+            except Exception as error:
+                _warn(error)
+                _targets[choices] = None
+        return _targets[choices]
 
 
-@cache
-def task(name: str, regularizer: str, dtype: str, choices: bool) -> int | None:
-    """The number of what runs an operation; None if it cannot be had from this version of Numba."""
-    from knapgrad.kernels.numba import tasks
+def task(*key: Any) -> int | None:
+    """The number of what runs an operation, with a regularizer, on a dtype, on items or choices; None if it cannot be
+    had from this version of Numba."""
+    with _lock:
+        if key not in _tasks:
+            try:
+                from knapgrad.kernels.numba import tasks
 
-    try:
-        return tasks.task(name, regularizer, dtype, choices)
-    except AttributeError as error:
-        _warn(error)
-        return None
+                _tasks[key] = tasks.task(*key)
+            except Exception as error:
+                if key[1] not in (*REGULARIZERS, Hard.name):
+                    raise
+                _warn(error)
+                _tasks[key] = None
+        return _tasks[key]
 
 
 def _warn(error: Exception) -> None:
-    warnings.warn(f"knapgrad runs JAX on this CPU without its own kernels, about 4 times slower: {error}", stacklevel=3)
+    warnings.warn(
+        f"knapgrad runs JAX on this CPU without its own kernels, about 4 times slower: {error!r}", stacklevel=4
+    )
 
 
-def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> jax_calls.Kernel | None:
-    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it."""
+def find(
+    name: str, regularizer: str, theta: Array, lattice: Lattice, guard: Callable[..., Any] = lambda f: f
+) -> jax_calls.Kernel | None:
+    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it. The
+    guard is put around it."""
     choices = lattice.options > 0
-    if name in _SCANNED or theta.size == 0 or jax.default_backend() != PLATFORM or target(choices) is None:
+    if name in _SCANNED or theta.size == 0 or jax.default_backend() != PLATFORM:
         return None  # on a GPU, kernels of the CPU would rarely be used
     solves = name == "solve" and not choices  # the best selection of items is drawn with the hard maximum
-    operation = "sample" if solves else name
-    number = task(operation, regularizer, "float64" if name in _WIDE else np.dtype(theta.dtype).name, choices)
-    if number is None:
+    operation, dtype = "sample" if solves else name, "float64" if name in _WIDE else np.dtype(theta.dtype).name
+    handler = target(choices)
+    number = None if handler is None else task(operation, regularizer, dtype, choices)
+    if handler is None or number is None:
         return None
-
-    run = jax_calls.spread(partial(_run, operation, number), axis=1 if operation in _PATHS else 0)
+    run = jax_calls.spread(partial(_run, operation, handler, number), axis=1 if operation in _PATHS else 0)
 
     def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
         if solves:
@@ -95,11 +117,11 @@ def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> jax_cal
                 results = tuple(x.astype(theta.dtype) for x in results)
         return results if len(results) > 1 else results[0]
 
-    return jax_calls.foldable(call, axis=1 if name in _PATHS else 0)
+    return jax_calls.foldable(guard(call), axis=1 if name in _PATHS else 0)
 
 
 def _run(
-    name: str, number: int, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]
+    name: str, handler: str, number: int, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     """On one device."""
     from knapgrad.kernels.numba import handlers, tasks
@@ -115,7 +137,7 @@ def _run(
     numbers[handlers.ROWS], numbers[handlers.TABLES] = operation.rows, operation.tables
     numbers[handlers.SAMPLES], numbers[handlers.PICOSECONDS] = samples, weight * 1000 * NANOSECONDS_PER_VECTOR
     shapes = _results(name, theta.shape, samples, lattice.reach)
-    call = jax.ffi.ffi_call(str(target(m > 0)), tuple(jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes))
+    call = jax.ffi.ffi_call(handler, tuple(jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes))
     slack = jnp.zeros(1, jnp.int32) if lattice.slack is None else lattice.slack
     arrays = jax_scan.varying((theta, lattice.weights, lattice.capacity, slack, gamma, *extra))
     return tuple(call(*arrays, memory=_MEMORY, missing=_MISSING, numbers=numbers, tree=tree_of(max(m, 1))))

@@ -17,7 +17,9 @@ from numba import carray, types  # type: ignore[attr-defined]
 from knapgrad.kernels.numba import frames, vector, xla
 from knapgrad.kernels.numba.bands import COLUMNS, Batch, measure, row_length
 from knapgrad.kernels.numba.frames import pointer
+from knapgrad.kernels.numba.launch import LARGEST_SHARED_TABLE
 from knapgrad.kernels.numba.private import c_function
+from knapgrad.kernels.numba.threads import WORTH_WAKING
 from knapgrad.kernels.numba.variants import SOURCES, function, inline
 from knapgrad.kernels.numba.xla import words
 
@@ -28,13 +30,13 @@ MEMORY, MISSING, NUMBERS, TREE = range(4)
 TASK, OPTIONS, ENTRIES, MARGIN, KEEPS, COMPLETE, LIMITED, ROWS, TABLES, SAMPLES, PICOSECONDS = range(11)
 # Arguments that every operation has.
 THETA, WEIGHTS, CAPACITY, SLACK, GAMMA, EXTRA = range(6)
-# A block: who holds it, slices, whether memory ran out, the call, sizes, addresses, scratch; then a layout and arrays.
+# A block: who holds it, slices, whether memory ran out, the call, sizes, addresses, scratch in the order of its frame;
+# then a layout and arrays.
 USERS, NEXT, DONE, SLICES, SLICE, GROUPS, FAILED, FRAME, KERNEL, SIZE, N, STRIDE = range(12)
 GAMMAS, GAMMA_AT, VALUE_AT, TANGENT_AT, INTEGERS, WIDE, NARROW, CELLS, LAYOUT = range(12, 21)
 ARRAYS = LAYOUT + frames.CELLS + 1
 
-_LARGEST_SHARED_TABLE = 8 << 20  # bytes
-_WORTH_WAKING = 600_000_000  # picoseconds of work below which a call stays on its own thread
+_WORTH_WAKING = int(1000 * WORTH_WAKING)  # picoseconds
 _ALL = 2**62  # a slack that no capacity exceeds
 _MOST_TASKS = 4096
 TASKS = np.zeros((_MOST_TASKS, 3), np.int64)  # (number, address of the task, address of its kernel)
@@ -64,7 +66,7 @@ def planned(frame, tree, weights, capacity, slack, bands, width):
     size = xla.length(xla.argument(frame, THETA)) // weights.shape[1]
     stride = width if weights.shape[0] == 1 and size > width // 4 else 1
     reach, cells = measure(batch_of(frame, tree, weights, capacity, slack, stride, 0), width, bands)
-    if stride > 1 and cells * (vector.BYTES // width) > _LARGEST_SHARED_TABLE:
+    if stride > 1 and cells * (vector.BYTES // width) > LARGEST_SHARED_TABLE:
         stride = 1
         reach, cells = measure(batch_of(frame, tree, weights, capacity, slack, stride, 0), width, bands)
     batch = batch_of(frame, tree, weights, capacity, slack, stride, reach)
@@ -153,10 +155,10 @@ def handle(frame, tasks, tree):
             task, kernel = entry[1], entry[2]
             break
     if task == 0:
-        return xla.error(frame, MISSING)
+        return xla.error(frame, MISSING, xla.FAILED_PRECONDITION)
     address = block_of(frame, tree)
     if address == 0:
-        return xla.error(frame, MEMORY)
+        return xla.error(frame, MEMORY, xla.RESOURCE_EXHAUSTED)
     block = words(address, ARRAYS)
     block[KERNEL] = kernel
     if block[GROUPS] > 1:
@@ -176,7 +178,7 @@ def handle(frame, tasks, tree):
         xla.sched_yield()
     failed = block[FAILED]
     leave(address)
-    return xla.error(frame, MEMORY) if failed else 0
+    return xla.error(frame, MEMORY, xla.RESOURCE_EXHAUSTED) if failed else 0
 
 
 @cache
@@ -192,4 +194,5 @@ def handler(choices: bool) -> Any:
             return 0
         return handle(frame, xla.address_of(name), xla.attribute(frame, TREE))
 
-    return c_function(types.int64(types.int64))(of_choices if choices else of_items)
+    python, kind = (of_choices, "choices") if choices else (of_items, "items")
+    return c_function(python, types.int64(types.int64), f"handler_of_{kind}")

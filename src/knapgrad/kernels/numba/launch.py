@@ -23,7 +23,7 @@ from knapgrad.kernels.numba.variants import direction_of, regularizer_of
 from knapgrad.lattice import LARGEST, tournament
 
 # Instances go into the lanes when enough of them share their weights and the table of a group stays near the cache.
-_LARGEST_SHARED_TABLE = 8 << 20  # bytes
+LARGEST_SHARED_TABLE = 8 << 20  # bytes
 # How long a call takes, to decide whether threads pay off, and where it may be interrupted
 NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep
 _NANOSECONDS_PER_SCORE = 5  # in a lane
@@ -99,7 +99,7 @@ def _batch(theta, lattice, keeps, complete, entries):
     like = np.empty((size, n), theta.dtype)
     for stride in (width, 1) if shared else (1,):
         reach, cells = measure(Batch(like, *limits, _UNIT, stride, *flags, 0), width, bands)
-        if cells * theta.itemsize <= _LARGEST_SHARED_TABLE:
+        if cells * theta.itemsize <= LARGEST_SHARED_TABLE:
             break
     return Batch(np.empty((0, n), theta.dtype), *limits, _UNIT, stride, *flags, reach), cells
 

@@ -16,6 +16,10 @@ try:
 except ImportError:
     FunctionCache = NullCache = object  # type: ignore[misc, assignment]
 try:
+    from numba.core.ccallback import CFunc
+except ImportError:
+    CFunc = None  # type: ignore[assignment, misc]
+try:
     from numba.core.compiler_lock import global_compiler_lock
 except ImportError:
     global_compiler_lock = None  # type: ignore[assignment]
@@ -34,18 +38,19 @@ def cached(dispatcher: Any) -> Any:
     return dispatcher
 
 
-def c_function(signature: Any) -> Any:
-    """``numba.cfunc``, kept on disk if it can be."""
-
-    def compiled(python: Any) -> Any:
-        try:
-            return cfunc(signature, cache=True)(python)
-        except Exception as error:  # of the cache; one of the function itself is raised again
-            found = cfunc(signature)(python)
-            _say(error)
-            return found
-
-    return compiled
+def c_function(python: Any, signature: Any, name: str) -> Any:
+    """``numba.cfunc``, kept on disk if it can be, in files of that name: Numba takes functions that were made by the
+    same code for one, and two processes that save two of them at the same time would write one file."""
+    python.__qualname__ = name
+    if FunctionCache is object or CFunc is None:
+        return cfunc(signature)(python)
+    found: Any = CFunc(python, (signature.args, signature.return_type), {}, {})
+    try:
+        found._cache = _Cache(python)
+    except (RuntimeError, OSError) as error:
+        found._cache = _Nowhere(error)
+    found.compile()
+    return found
 
 
 def is_kept(dispatcher: Any) -> bool:
@@ -60,7 +65,7 @@ class _Cache(FunctionCache):
         except Exception:  # a damaged file makes unpickling raise anything
             return None
         # Two processes that save at the same time may write one file for two signatures.
-        return found if found is not None and found.signature.args == getattr(sig, "args", sig) else None
+        return found if found is not None and found.signature.args == _arguments(sig) else None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         for _ in range(2):  # once more without an index that was damaged
@@ -81,6 +86,10 @@ class _Cache(FunctionCache):
         """The index is written first: it may name a file of old code that was to be replaced."""
         with suppress(OSError):
             os.unlink(self._cache_file._index_path)
+
+
+def _arguments(signature: Any) -> Any:
+    return signature.args if hasattr(signature, "args") else signature
 
 
 class _Nowhere(NullCache):

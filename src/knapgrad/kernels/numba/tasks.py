@@ -7,7 +7,7 @@ Python use, of any regularizer. An instance without a feasible selection, or who
 import hashlib
 from collections.abc import Callable
 from functools import cache
-from itertools import count
+from threading import Lock
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -289,7 +289,8 @@ def take_slices(operation, like, address, first):
             memory = words(memory_at, frames.ITSELF + 1)
             run = theta, gamma, tree, layout, memory, begin, end
             extras = extras_of(operation, frame, theta, value, tangent)
-            xla.call_kernel(block[KERNEL], variants_of(operation) + run + extras)
+            if not xla.call_kernel(block[KERNEL], variants_of(operation) + run + extras):
+                block[FAILED] = 1
             finish(theta, block, begin, end, value, tangent, first)
         xla.add(address + 8 * DONE, 1)
     if scratch:
@@ -303,11 +304,11 @@ def _compiled(operation: str, dtype: str, choices: bool) -> Any:
     key = f"{operation}/{'choices' if choices else 'items'}/{SOURCES}"
     first, kind = ("", "value", "tangent", "sum").index(OPERATIONS[operation].first), np.dtype(dtype).type
 
-    @c_function(types.void(types.int64))
     def run(address):
         take_slices(operation_of(key), np.empty((0, 0), kind), address, first)
 
-    return run
+    name = f"{operation}_of_{'choices' if choices else 'items'}_{dtype}"
+    return c_function(run, types.void(types.int64), name)
 
 
 def _signature(operation: Operation, regularizer: str, dtype: str, choices: bool) -> tuple[Any, ...]:
@@ -329,8 +330,11 @@ def task(operation: str, regularizer: str, dtype: str, choices: bool) -> int:
     mention(f"{operation} for JAX", dtype, perf_counter() - begin)
     key = f"{operation} {regularizer_of(regularizer).numba_type.name} {dtype} {choices}"
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little")
-    TASKS[next(_places)] = number, run.address, kernel
+    with _lock:
+        TASKS[len(_numbers)] = number, run.address, kernel
+        _numbers.append(number)
     return number
 
 
-_places = count()
+_numbers: list[int] = []  # in the table
+_lock = Lock()

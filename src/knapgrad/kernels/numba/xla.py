@@ -27,7 +27,7 @@ _LENGTH, _ITEMS = 1, 2
 _VERSION, _CREATE_ERROR, _SCHEDULE, _COUNT_THREADS = 4, 6, 17, 18
 _METADATA = 1  # a kind of extension
 _FLOAT64 = 12  # a type of array
-_RESOURCE_EXHAUSTED = 8  # a kind of error
+RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 8, 9  # kinds of errors
 
 malloc = types.ExternalFunction("malloc", types.int64(types.int64))
 free = types.ExternalFunction("free", types.void(types.int64))
@@ -110,18 +110,18 @@ def call(_: Any, address: Any, argument: Any) -> Any:
 
 @intrinsic
 def call_kernel(_: Any, address: Any, arguments: Any) -> Any:
-    """Calls a function that Numba has compiled, which returns nothing. The arguments, a tuple, must be passed as those
-    that it was compiled for; None stands for whatever has no size."""
+    """Calls a function that Numba has compiled, which returns nothing; whether it raised no error. The arguments, a
+    tuple, must be passed as those that it was compiled for; None stands for whatever has no size."""
 
     def emit(context, builder, signature, values):
         kinds = signature.args[1].types
         function = context.call_conv.get_function_type(types.none, kinds)
         places = [cgutils.alloca_once(builder, kind.pointee, zfill=True) for kind in function.args[:2]]
         given = context.get_arg_packer(kinds).as_arguments(builder, cgutils.unpack_tuple(builder, values[1]))
-        builder.call(builder.inttoptr(values[0], function.as_pointer()), [*places, *given])
-        return context.get_dummy_value()
+        status = builder.call(builder.inttoptr(values[0], function.as_pointer()), [*places, *given])
+        return context.call_conv._get_return_status(builder, status, builder.load(places[1])).is_ok
 
-    return types.none(types.int64, arguments), emit
+    return types.boolean(types.int64, arguments), emit
 
 
 @intrinsic
@@ -175,7 +175,7 @@ def schedule(frame, task, block):
 
 
 @inline
-def error(frame, position):
-    """What a handler returns to say that there is too little memory. The message is an attribute that ends in 0."""
+def error(frame, position, kind):
+    """What a handler returns in place of results. The message is an attribute that ends in 0."""
     array = words(words(words(frame, _WORDS)[_ATTRIBUTES], position + 1)[position], 3)
-    return ask(frame, _CREATE_ERROR, array[_ITEMS], _RESOURCE_EXHAUSTED, 0)
+    return ask(frame, _CREATE_ERROR, array[_ITEMS], kind, 0)

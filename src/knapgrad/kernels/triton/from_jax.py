@@ -51,8 +51,11 @@ def multiprocessors() -> int:
     return min(device.core_count for device in devices)
 
 
-def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> Callable[..., Any] | None:
-    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it."""
+def find(
+    name: str, regularizer: str, theta: Array, lattice: Lattice, guard: Callable[..., Any] = lambda f: f
+) -> Callable[..., Any] | None:
+    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it. The
+    guard is put around it."""
     function = _FUNCTIONS.get(name)
     if function is None or lattice.options or theta.size == 0 or multiprocessors() == 0:
         return None
@@ -66,11 +69,11 @@ def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> Callabl
         results = function(Batch(theta, lattice, gamma, regularizer), *extra)
         return results if isinstance(results, tuple) else (results,)
 
-    def call(*arguments: Any) -> Any:
-        results = jax_calls.spread(run, axis)(*arguments)
+    def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
+        results = jax_calls.spread(run, axis)(theta, lattice, gamma, extra)
         return results if len(results) > 1 else results[0]
 
-    return jax_calls.foldable(call, axis)
+    return jax_calls.foldable(guard(call), axis)
 
 
 class Batch(NamedTuple):
