@@ -60,15 +60,12 @@ def main() -> None:
         theta = torch.zeros(3, n, dtype=(torch.float32, torch.float64)[turn % 2])
         regularizer, y = ("shannon", "gini", "tsallis")[turn % 3], theta.new_zeros(2, 3, n)
         problem = lattice, UNIT, regularizer
-        from_torch.relax(theta, *problem)
         from_torch.vjp(theta, theta, *problem)
-        from_torch.entropy_grad(theta, *problem)
         from_torch.frontier(theta, *problem)
-        from_torch.solve(theta, lattice)
-        if name != "shared rows":
-            from_torch.sample(theta, y, *problem)
-            from_torch.mode(theta, *problem)
-            from_torch.log_prob_vjp(theta, y, y[..., 0], *problem)
+        if name == "shared rows":
+            continue
+        from_torch.log_prob_vjp(theta, y, y[..., 0], *problem)
+        (from_torch.mode if turn % 2 else from_torch.sample)(theta, *[y] * (1 - turn % 2), *problem)
     print(len(compiled))
 
 

@@ -81,7 +81,7 @@ def extra_shapes(name: str, flat: np.ndarray, lattice: Any) -> list[tuple[int, .
     }.get(name, [])
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 @pytest.mark.parametrize("name", tasks.OPERATIONS)

@@ -456,6 +456,7 @@ def test_a_broken_instance_is_nan_alone(path):
         assert torch.equal(dirty[[0, 2]], clean[name][[0, 2]]), name
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("capacity, least", [(5, 0), (0, 0), (5, 5)])
 def test_a_nan_that_no_selection_has_is_its_instance(capacity, least, path):
     """Of an item that is too heavy, of which nothing is left in a table."""
