@@ -528,8 +528,10 @@ class MultipleChoice(Weighted):
             bound = weights.amax(-1).sum(-1).max()
         weights = weights.reshape((*weights.shape[:-2], weights.shape[-2] * weights.shape[-1]))
         if not self.optional:
-            capacity = capacity - lightest
+            is_valid, capacity = capacity >= 0, capacity - lightest
             known = isinstance(capacity, (np.ndarray, np.integer))
+            if not known:  # a negative weight makes the rest larger, but not valid
+                capacity = (capacity + 1) * is_valid - 1
             if bound is not None and known:
                 bound = max(bound - int(lightest.min(initial=bound)), 0)
             if known:

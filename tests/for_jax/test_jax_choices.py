@@ -485,3 +485,9 @@ def test_an_infeasible_instance_is_nan(traced):
         assert np.isfinite(result[0]).all(), operation
         for name, row in zip(names[1:], result[1:]):
             assert np.isnan(row).all(), f"{operation}: {name}"
+
+
+def test_a_negative_weight_that_is_traced_is_nan():
+    relax = jax.jit(lambda theta, weights: kg.relax(theta, kg.MultipleChoice(weights, 5, max_capacity=9), kg.Gini()))
+    assert np.isnan(relax(jnp.ones((2, 2)), jnp.array([[-5, 0], [0, 0]]))).all()
+    assert np.isfinite(relax(jnp.ones((2, 2)), jnp.array([[5, 0], [0, 0]]))).all()
