@@ -182,7 +182,7 @@ def test_traced_numbers_that_are_not_integers_are_refused():
         jax.jit(lambda k: kg.relax(jnp.zeros(3), kg.TopK(k), kg.Gini()))(1.0)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("bad", [WIDTH + 1, -1])
 def test_a_traced_capacity_that_is_not_valid_makes_its_instance_nan(bad, constraint):
     bad = N + 1 if constraint == "top-k" and bad == WIDTH + 1 else bad
@@ -288,7 +288,7 @@ def test_jax_arrays_in_the_closure_of_a_compiled_function():
 # Transformations
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     "mapped, constraint",
     [*((name, "knapsack") for name in ("theta", "weights", "capacity", "gamma", "all")), ("all", "top-k")],
@@ -338,7 +338,7 @@ def test_vmap_over_samples_keys_and_selections():
     close(mapped, kg.log_prob(THETA, np.asarray(y), limit, kg.Gini()), 1e-5)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_jacobians(x64, regularizer, constraint):
     """Forward and reverse agree, the Jacobian of relax is symmetric, and it is the Hessian of value."""
     limit, smoothing = limited(constraint, WEIGHTS[1], 3), SMOOTHINGS[regularizer](1.5)
@@ -374,7 +374,7 @@ def test_the_second_derivative_of_value_in_every_mode(inner, outer, x64):
     )
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_jvp_and_vjp_under_jit_and_vmap(x64, regularizer):
     limit, smoothing = kg.Knapsack(WEIGHTS[1], 5), SMOOTHINGS[regularizer](0.8)
 
@@ -458,7 +458,7 @@ def near_ties(constraint: str) -> tuple[np.ndarray, np.ndarray, int, float]:
     return theta, weights, int(weights.sum()) // 2 if constraint == "knapsack" else n // 10, gamma
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.skipif(not LONG_IS_LONGER, reason="long double is double here: no truth to compare with")
 def test_near_ties_in_float32_and_that_they_need_float64(regularizer, constraint, monkeypatch):
     theta, weights, capacity, gamma = near_ties(constraint)
@@ -479,7 +479,7 @@ def test_near_ties_in_float32_and_that_they_need_float64(regularizer, constraint
     assert not np.abs(worse - y).max() <= 1e-4, "it needs no float64"
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_types_come_back_and_are_computed_in_float32(dtype, constraint):
     theta = jnp.asarray(THETA, dtype)
@@ -545,7 +545,7 @@ def test_nothing_is_called_back():
         assert "callback" not in jax.jit(function).lower(*arguments).as_text()
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 def test_no_table_is_kept_between_forward_and_backward(regularizer):
     """theta, its weights and a few numbers an instance; a table would be 166 times as much."""
     rng = np.random.default_rng(0)

@@ -113,7 +113,7 @@ def test_the_table_has_every_pair():
         assert {*zip(columns[1], kinds)} == {(name, kind) for name in columns[1] for kind in kinds}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("options, regularizer, dtype, own, least", TABLE)
 def test_every_function_is_the_specification(options, regularizer, dtype, own, least):
     """All in one compiled function, which is given everything but the regularizer; with float32, x64 is off."""
@@ -224,7 +224,7 @@ def test_float32_scores_with_near_ties():
 # Frontiers
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     "options, exactly, regularizer",
     [
@@ -348,7 +348,7 @@ def references(
     return limit.whole(stacked, theta.shape[1:]) if stacked.ndim == 2 else stacked
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "options, optional, least, regularizer, traced",
     [
@@ -419,7 +419,7 @@ def test_operations_of_multiple_choice(options, optional, least, regularizer, tr
     assert not samples[:, theta == -np.inf].any()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("operation", ["value", "relax", "entropy", "log_prob"])
 def test_derivatives_by_finite_differences(operation, x64):
     """By theta and gamma."""

@@ -55,7 +55,7 @@ def weighted(p: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (p.reshape(*p.shape, *[1] * (y.ndim - p.ndim)) * y).sum(0)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_moments_and_mode(constraint, smoothing):
     theta = scores(constraint)
     found = kg.jax.SubsetDistribution(jnp.asarray(theta), constraint, smoothing)
@@ -69,7 +69,7 @@ def test_moments_and_mode(constraint, smoothing):
     assert found.batch_shape == (2,) and found.event_shape == theta.shape[1:]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 def test_samples_and_their_log_probabilities(constraint, smoothing):
     theta = scores(constraint)
     found = kg.jax.SubsetDistribution(jnp.asarray(theta), constraint, smoothing)
@@ -85,7 +85,7 @@ def test_samples_and_their_log_probabilities(constraint, smoothing):
         assert chi_square_p_value(Counter(kind.tolist()), dict(enumerate(p[:, b]))) > 1e-4
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("other", SMOOTHINGS.values(), ids=SMOOTHINGS)
 def test_kl_and_its_gradient(other, smoothing):
     constraint = CONSTRAINTS["at least, of each" if other.name != smoothing.name else "choices"]
@@ -117,7 +117,7 @@ def test_kl_and_its_gradient(other, smoothing):
     np.testing.assert_allclose((np.asarray(slope) * direction).sum(), difference, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 def test_gradients_of_samples_are_those_of_the_mean(constraint, smoothing):
     theta = jnp.asarray(scores(constraint))
     z = jnp.asarray(scores(constraint, 7))
