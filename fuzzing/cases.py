@@ -14,7 +14,7 @@ from fuzzing.oracle import LONG, Truth
 
 Array = np.ndarray
 REGULARIZERS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
-DTYPES = {"numpy": ["float16", "float32", "float64"], "jax": ["float16", "bfloat16", "float32"]}
+DTYPES = {"numpy": ["float16", "float32", "float64"], "jax": ["float32"]}
 DTYPES["torch"] = DTYPES["cuda"] = ["float16", "bfloat16", "float32", "float64"]
 #: how scores are drawn; weights say how often
 CONTENTS = {"plain": 4, "masks": 3, "near ties": 2, "large": 2, "extremes": 2, "nan": 2}
