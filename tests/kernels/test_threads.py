@@ -240,7 +240,7 @@ def test_a_child_that_is_forked_while_another_thread_compiles():
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_interrupt_stops_all_threads(count):
-    """The call would take seconds; on busy cores the interrupt was seen after up to 0.1 s, the exit after 0.3 to 0.9 s."""
+    """The call would take seconds. On busy cores the interrupt took up to 0.1 s, and the exit from 0.3 to 0.9 s."""
     code = f"""
         import os, signal, threading, time
         import numba, numpy as np, knapgrad as kg
