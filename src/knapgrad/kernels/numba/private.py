@@ -28,10 +28,7 @@ except ImportError:
 def cached(dispatcher: Any) -> Any:
     """A dispatcher that keeps compiled code on disk if it can; a plain function is returned as it is."""
     if FunctionCache is not object and hasattr(dispatcher, "_cache"):
-        try:
-            dispatcher._cache = _Cache(dispatcher.py_func)
-        except (RuntimeError, OSError) as error:
-            dispatcher._cache = _Nowhere(error)
+        dispatcher._cache = _cache_of(dispatcher.py_func)
     elif hasattr(dispatcher, "enable_caching"):
         with suppress(RuntimeError, OSError):
             dispatcher.enable_caching()
@@ -45,12 +42,16 @@ def c_function(python: Any, signature: Any, name: str) -> Any:
     if FunctionCache is object or CFunc is None:
         return cfunc(signature)(python)
     found: Any = CFunc(python, (signature.args, signature.return_type), {}, {})
-    try:
-        found._cache = _Cache(python)
-    except (RuntimeError, OSError) as error:
-        found._cache = _Nowhere(error)
+    found._cache = _cache_of(python)
     found.compile()
     return found
+
+
+def _cache_of(python: Any) -> Any:
+    try:
+        return _Cache(python)
+    except (RuntimeError, OSError) as error:  # no folder to write to
+        return _Nowhere(error)
 
 
 def is_kept(dispatcher: Any) -> bool:
