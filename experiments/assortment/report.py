@@ -1,34 +1,29 @@
-"""The figure and the tables, from the result files."""
+"""The figures and the tables, from the result files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments import page
+from experiments import page, plots
 from experiments.assortment.agents import AGENTS, EXPLORERS
 from experiments.assortment.measure import BASELINE
 from experiments.assortment.policies import POLICIES
 from experiments.sweep import Row
 
 NAMES = (*AGENTS, *POLICIES)
-COLORS = dict(zip(NAMES, plt.cm.tab10.colors))
+COLORS = dict(zip(NAMES, plots.plt.cm.tab10.colors))
 
 
 def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
-    """Prints the tables, draws the figure, and puts the tables into the page."""
+    """Prints the tables, draws the figures, and puts the tables into the page."""
     tables = "\n\n".join(
         [revenue_table(rows), *([covariance_table(rows)] if rows else []), *([time_table(times)] if times else [])]
     )
     print(tables)
-    draw(rows, times, folder / "assortment.png")
-    print(f"\nFigure: {folder / 'assortment.png'}")
+    print(f"\nFigures: {', '.join(map(str, draw(rows, times, folder)))}")
     if to_page:
         page.rewrite("assortment", tables)
 
@@ -122,8 +117,11 @@ def time_table(found: Row) -> str:
     )
 
 
-def draw(rows: list[Row], times: Row | None, path: Path) -> None:
-    figure, (learning, revenue, covariance, speed) = plt.subplots(1, 4, figsize=(19, 4.4), layout="constrained")
+def draw(rows: list[Row], times: Row | None, folder: Path) -> list[Path]:
+    learning = plots.plot("Revenue in validation, mean and range", xlabel="episodes of training")
+    revenue = plots.plot("Revenue on the test episodes, 95% intervals")
+    covariance = plots.plot("Trace of the gradient's covariance", xlabel="episodes of training", yscale="log")
+    speed = plots.plot("Time of a gradient estimate, microseconds")
     for name in AGENTS:
         mine = [row["curve"] for row in rows if row["agent"] == name]
         if mine:
@@ -143,22 +141,15 @@ def draw(rows: list[Row], times: Row | None, path: Path) -> None:
         place, agent = ways.index(row["sold_out"]), list(EXPLORERS).index(row["agent"])
         time = row["microseconds"]
         spread = [[time["median"] - time["q1"]], [time["q3"] - time["median"]]]
-        speed.bar(place + 0.2 * agent - 0.3, time["median"], 0.2, yerr=spread, capsize=3, color=COLORS[row["agent"]])
-    learning.set(title="Revenue in validation", xlabel="episodes of training")
-    learning.legend(fontsize=8, loc="lower right")
+        look = {"color": COLORS[row["agent"]], "label": "" if place else row["agent"]}
+        speed.bar(place + 0.2 * agent - 0.3, time["median"], 0.2, yerr=spread, capsize=3, **look)
     floor, ceiling = bounds(rows, "greedy")[0], bounds(rows, "expert")[0]
     if np.isfinite(floor + ceiling):
         learning.set_ylim(floor - 25, ceiling + 5)
-    revenue.set(title="Revenue on the test episodes, 95% intervals")
     revenue.set_xticks(range(len(shown)), shown, rotation=40, ha="right")
-    covariance.set(title="Trace of the gradient's covariance", xlabel="episodes of training", yscale="log")
-    covariance.legend(fontsize=8)
-    speed.set(title="Time of a gradient estimate, microseconds")
-    speed.set_xticks(range(len(ways)), [f"sold out by\n{way}" for way in ways])
-    for axes in (learning, revenue, covariance, speed):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    speed.set_xticks(range(len(ways)), [f"sold out by\n{way.replace(', ', ',' + chr(10))}" for way in ways])
+    parts = {"learning": learning, "revenue": revenue, "covariance": covariance, "time": speed}
+    return [plots.save(axes, folder / f"assortment_{part}.png") for part, axes in parts.items()]
 
 
 def band(axes: Any, episodes: list[int], curves: np.ndarray, name: str) -> None:

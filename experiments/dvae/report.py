@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments import page
+from experiments import page, plots
 from experiments.dvae.bottlenecks import BOTTLENECKS
 from experiments.dvae.training import Settings
 from experiments.sweep import Row
@@ -40,8 +40,7 @@ def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> No
         mine = [row for row in rows if settings_of(row) == settings]
         if any(row["epoch"] == settings.epochs for row in mine):
             tables.append(final_table(mine, settings))
-        figures.append(folder / f"dvae_{settings.variant}.png")
-        draw_curves(mine, figures[-1])
+        figures += draw_curves(mine, folder / f"dvae_{settings.variant}")
         examples = folder / f"dvae_examples_{settings.variant}.npz"
         if examples.exists():
             figures.append(examples.with_suffix(".png"))
@@ -118,11 +117,12 @@ def time_table(times: Row) -> str:
     )
 
 
-def draw_curves(rows: list[Row], path: Path) -> None:
+def draw_curves(rows: list[Row], stem: Path) -> list[Path]:
     selected = "positive" if "positive" in measured(rows) else "nonzeros"
-    figure, panels = plt.subplots(1, 4, figsize=(20, 4.6), layout="constrained")
     colors = dict(zip([name for name in BOTTLENECKS if name not in PAIRS], plt.cm.tab10.colors))
-    for axes, measure in zip(panels, ("error", selected, "style_divergence", "digits_recovered")):
+    paths = []
+    for measure in ("error", selected, "style_divergence", "digits_recovered"):
+        axes = plots.plot(TITLES[measure], xlabel="epochs")
         percent = 100 if "recovered" in measure else 1
         for name in BOTTLENECKS:
             epochs, found = curves(rows, name, measure)
@@ -131,15 +131,12 @@ def draw_curves(rows: list[Row], path: Path) -> None:
                 axes.plot(epochs, percent * np.nanmean(found, 1), marker=".", label=name, **look)
                 low, high = percent * np.nanmin(found, 1), percent * np.nanmax(found, 1)
                 axes.fill_between(epochs, low, high, color=look["color"], alpha=0.15)
-        axes.set(title=TITLES[measure], xlabel="epochs")
         if measure in ("error", "style_divergence"):
             axes.set_yscale("log")
         else:
             axes.set_ylim(0, 10.5 if measure == selected else None)
-        axes.grid(alpha=0.3)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+        paths.append(plots.save(axes, stem.with_name(f"{stem.name}_{measure}.png")))
+    return paths
 
 
 def draw_examples(found: dict[str, np.ndarray], path: Path) -> None:

@@ -1,17 +1,13 @@
-"""The figure and the tables, from the result files."""
+"""The figures and the tables, from the result files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments import page
+from experiments import page, plots
 from experiments.pyepo.methods import METHODS
 from experiments.sweep import Row
 
@@ -19,11 +15,11 @@ MEASURES = {"test_regret": "with true values to validate", "test_regret_without_
 
 
 def write(rows: list[Row], times: Row | None, folder: Path, to_page: bool) -> None:
-    """Prints the tables, draws the figure, and puts the tables into the page."""
+    """Prints the tables, draws the figures, and puts the tables into the page."""
     tables = "\n\n".join([regret_table(rows), paired_table(rows), *([time_table(times)] if times else [])])
     print(tables)
-    draw(rows, times["rows"] if times else [], folder / "pyepo_knapsack.png")
-    print(f"\nFigure: {folder / 'pyepo_knapsack.png'}")
+    figures = draw(rows, times["rows"] if times else [], folder)
+    print(f"\nFigures: {', '.join(map(str, figures))}")
     if to_page:
         page.rewrite("pyepo", tables)
 
@@ -94,10 +90,16 @@ def time_table(measured: Row) -> str:
     )
 
 
-def draw(rows: list[Row], times: list[Row], path: Path) -> None:
-    figure, (speed, known, unknown) = plt.subplots(1, 3, figsize=(17, 5), constrained_layout=True)
+def draw(rows: list[Row], times: list[Row], folder: Path) -> list[Path]:
+    speed = plots.plot("Gradient step, one thread", xlabel="items", ylabel="microseconds", xscale="log", yscale="log")
+    regret = {
+        measure: plots.plot(
+            f"Regret, {title}", xlabel="items", ylabel="test relative regret, %", xscale="log", yscale="log"
+        )
+        for measure, title in MEASURES.items()
+    }
     names = list(dict.fromkeys([*METHODS, *(row["method"] for row in times)]))
-    colors = dict(zip(names, [*plt.cm.tab10.colors, *plt.cm.Dark2.colors]))
+    colors = dict(zip(names, [*plots.plt.cm.tab10.colors, *plots.plt.cm.Dark2.colors]))
 
     def style(name: str) -> dict[str, Any]:
         ours = name.startswith("DP")
@@ -114,22 +116,17 @@ def draw(rows: list[Row], times: list[Row], path: Path) -> None:
             middle = np.array([spread["median"] for _, spread in mine])
             bars = np.abs(np.array([[spread["q1"], spread["q3"]] for _, spread in mine]).T - middle)
             speed.errorbar([n * aside for n, _ in mine], middle, bars, **style(name))
-        for axes, measure in zip((known, unknown), MEASURES):
-            if name not in METHODS or (axes is unknown and METHODS[name].sees == "values"):
+        for decisions_alone, (measure, axes) in enumerate(regret.items()):
+            if name not in METHODS or (decisions_alone and METHODS[name].sees == "values"):
                 continue
             sizes = sorted({row["n"] for row in rows if row["method"] == name})
             if sizes:
                 means, halves, _ = zip(*(interval(rows, name, n, measure) for n in sizes))
                 axes.errorbar([n * aside for n in sizes], means, halves, **style(name))
-    speed.set(title="Gradient step, one thread", xlabel="items", ylabel="microseconds", xscale="log", yscale="log")
-    for axes, measure in zip((known, unknown), MEASURES):
-        axes.set(title=MEASURES[measure], xlabel="items", ylabel="test relative regret, %", xscale="log", yscale="log")
+    for axes in regret.values():
         axes.set_yticks([1, 1.5, 2, 3, 5, 10, 20, 30], ["1", "1.5", "2", "3", "5", "10", "20", "30"])
-    for axes in (speed, known, unknown):
-        axes.grid(alpha=0.3)
+    for axes in (speed, *regret.values()):
         axes.set_xticks([10, 25, 50, 100], ["10", "25", "50", "100"], minor=False)
         axes.minorticks_off()
-    handles = {label: handle for axes in (known, speed) for handle, label in zip(*axes.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    parts = zip(("time", "regret", "regret_decisions"), (speed, *regret.values()))
+    return [plots.save(axes, folder / f"pyepo_knapsack_{part}.png") for part, axes in parts]
