@@ -1,4 +1,4 @@
-"""Every operation at test sizes, on all three layouts of rows, for NVIDIA's checker of memory accesses and races:
+"""Every operation at test sizes, on all layouts of rows, for NVIDIA's checker of memory accesses and races:
 
 compute-sanitizer --tool memcheck python -m benchmarks.sanitize     (or --tool racecheck)
 """
@@ -44,6 +44,8 @@ def main() -> None:
         for constraint in long:
             everything(torch.randn(2, 13), constraint, regularizer)
         plan.LARGEST_ROW = 1 << 15
+        everything(torch.randn(2, 600), kg.TopK([70, 100]), regularizer)  # tiles of a pipeline
+        everything(torch.randn(2, 600), kg.Knapsack(torch.randint(0, 9, (600,)), 100, at_least=90), regularizer)
     print("done")
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import knapgrad as kg
-from measuring.clocks import microseconds, ratio, set_threads, take_turns
+from measuring.clocks import microseconds, ratio, set_threads
 from measuring.origin import environment
 
 SIZES = {"cpu": [(8, 10), (32, 10)], "cuda": [(4, 10), (64, 32)]}
@@ -68,21 +68,25 @@ def bare_launch(theta: Tensor, lattice: Any, regularizer: str) -> Callable[[Tens
     return Bare.apply
 
 
-def host_times(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, np.ndarray]:
-    """Seconds until a call returns; the device finishes its work between calls."""
+IN_A_ROW, WARM = 60, 10
+
+
+def host_times(calls: dict[str, Callable[[], Any]], seconds: float, device: str) -> dict[str, np.ndarray]:
+    """Seconds until a call returns, in a row as in a training loop of its own: the first ones, which find the caches as
+    other contestants left them, are not counted. A device finishes its work between calls."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(30):
-            call()
     order, deadline = random.Random(0), time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         for name in order.sample(list(calls), len(calls)):
-            for _ in range(20):  # in a row, as in a training loop of its own
-                torch.cuda.synchronize()
+            call, spent = calls[name], 0.0
+            for turn in range(IN_A_ROW):
+                if device == "cuda":
+                    torch.cuda.synchronize()
                 start = time.perf_counter()
-                calls[name]()
-                times[name].append(time.perf_counter() - start)
-    return {name: np.array(x).reshape(-1, 20)[:, 5:].mean(1) for name, x in times.items()}
+                call()
+                spent += time.perf_counter() - start if turn >= WARM else 0.0
+            times[name].append(spent / (IN_A_ROW - WARM))
+    return {name: np.array(x) for name, x in times.items()}
 
 
 def measure(device: str, batch: int, n: int, regularizer: kg.Regularizer, seconds: float) -> dict[str, Any]:
@@ -110,7 +114,7 @@ def measure(device: str, batch: int, n: int, regularizer: kg.Regularizer, second
     for name, layer in layers.items():
         calls[f"{name}, forward"] = lambda layer=layer: layer(leaf)
         calls[f"{name}, both"] = lambda layer=layer: torch.autograd.grad(layer(leaf), leaf, z)
-    times = host_times(calls, seconds) if device == "cuda" else take_turns(calls, seconds)
+    times = host_times(calls, seconds, device)
     against = ["empty Function"] + ["bare launch"] * (device == "cuda")
     ratios = {
         f"relax / {other}, {kind}": ratio(times[f"relax, {kind}"], times[f"{other}, {kind}"])

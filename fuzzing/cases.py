@@ -66,6 +66,10 @@ class Case:
         event = 2 if "options" in self.kind else 1
         arguments = {}
         for name, x in self.arguments.items():
+            if "budgets" in self.kind:  # the first dimension is the budget
+                own = np.ndim(x) == {"weights": 3, "capacities": 2}.get(name)
+                arguments[name] = x[:, b : b + 1] if own else x
+                continue
             own = np.ndim(x) > (event if name == "weights" else 0)
             arguments[name] = x[b : b + 1] if own else x
         return replace(
@@ -92,6 +96,9 @@ class Case:
         gamma = np.asarray(1 if name == "hard" else self.gamma, LONG)
         scores = theta / gamma.reshape(-1, *[1] * (theta.ndim - 1))
         weights = self.arguments.get("weights", np.ones(theta.shape[1:], int))
+        sides: tuple[Any, ...] = ()
+        if "budgets" in self.kind:
+            weights, capacities, sides = self._numbered(theta.shape)
         weights = np.broadcast_to(weights, theta.shape)
         if "options" not in self.kind:
             scores, weights = (np.stack([0 * x, x], -1) for x in (np.where(np.isneginf(scores), 0, scores), weights))
@@ -100,11 +107,24 @@ class Case:
             none = np.zeros((*theta.shape[:-1], 1))
             scores = np.concatenate([none.astype(LONG), scores], -1)
             weights = np.concatenate([none.astype(int), weights], -1)
-        high = self.arguments.get("capacity", self.arguments.get("k"))
+        high = capacities if sides else self.arguments.get("capacity", self.arguments.get("k"))
         low = self.arguments.get("at_least")
         low = (high if "k" in self.arguments else 0) if low is None else low
         low, high = (np.broadcast_to(x, batch).astype(int) for x in (low, high))
-        return Truth(scores, weights.astype(int), low, high, name or self.regularizer, slack)
+        return Truth(scores, weights.astype(int), low, high, name or self.regularizer, slack, sides)
+
+    def _numbered(self, shape: tuple[int, ...]) -> tuple[Array, Array, tuple[Any, ...]]:
+        """Weights and capacities of several budgets as numbers, with room for all items to be overdrawn."""
+        weights, capacities, sides = np.zeros(shape, int), np.zeros(len(self.theta), int), []
+        place = 1
+        for given, limit in zip(self.arguments["weights"][::-1], self.arguments["capacities"][::-1]):
+            most = int(np.max(limit, initial=0))
+            own = np.broadcast_to(np.minimum(given, most + 1), shape)  # heavier is out in any case
+            debt = int(own.sum(-1).max(initial=0))
+            sides.append((most + debt + 1, place, debt))
+            weights, capacities = weights + own * place, capacities + (limit + debt) * place
+            place *= most + debt + 1
+        return weights, capacities, tuple(sides[::-1])
 
     def options_of(self, y: Array) -> Array:
         """Selections (..., *event) as numbers of options (..., groups)."""
@@ -203,6 +223,17 @@ def _options(least: str, own: bool, optional: bool) -> Callable[..., dict[str, A
     return draw
 
 
+def _budgets(count: int, own: bool) -> Callable[..., dict[str, Any]]:
+    """The first is a number of items."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...], picked: Array) -> dict[str, Any]:
+        loads = [np.ones(shape if own else shape[1:], int), *(_weights(rng, shape, own) for _ in range(count - 1))]
+        limits = [_limits(rng, (picked * np.minimum(x, 4)).sum(-1), True, "none")["capacity"] for x in loads]
+        return {"weights": np.stack(loads), "capacities": np.stack(limits)}
+
+    return draw
+
+
 #: A later constraint joins by a row. "options" in a name: theta is (batch, groups, options).
 KINDS: dict[str, Kind] = {
     "knapsack": Kind(kg.Knapsack, _knapsack("none", own=False)),
@@ -214,6 +245,9 @@ KINDS: dict[str, Kind] = {
     "top-k": Kind(kg.TopK, _top_k(least=False, own=False)),
     "top-k, own k": Kind(kg.TopK, _top_k(least=False, own=True)),
     "top-k, at least": Kind(kg.TopK, _top_k(least=True, own=True)),
+    "two budgets": Kind(kg.MultiKnapsack, _budgets(2, own=False)),
+    "two budgets, own weights": Kind(kg.MultiKnapsack, _budgets(2, own=True)),
+    "three budgets": Kind(kg.MultiKnapsack, _budgets(3, own=False)),
     "options": Kind(kg.MultipleChoice, _options("none", own=False, optional=False)),
     "options, own weights": Kind(kg.MultipleChoice, _options("none", own=True, optional=False)),
     "options, at most one": Kind(kg.MultipleChoice, _options("none", own=False, optional=True)),
@@ -245,10 +279,15 @@ def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500) -> C
     event: tuple[int, ...] = (groups, int(rng.integers(1, 6))) if "options" in kind else (groups,)
     batch = int(rng.choice([0, 1, 3, 17, 64, largest_batch], p=[0.02, 0.05, 0.05, 0.08, 0.2, 0.6]))
     batch = batch if groups < 8 else min(batch, 64)
+    if "budgets" in kind:  # whose tables are large
+        groups, batch = min(groups, 4 if "three" in kind else 7), min(batch, 200)
+        event = (groups,)
     if is_jax:
         event = JAX_SHAPES[rng.integers(len(JAX_SHAPES))][: 2 if "options" in kind else 1]
+        if "budgets" in kind:
+            event = JAX_SHAPES[rng.integers(2)][:1]
         groups = event[0]
-        batch = min(int(rng.choice(JAX_BATCHES, p=[0.1, 0.1, 0.8])), largest_batch)
+        batch = min(int(rng.choice(JAX_BATCHES, p=[0.1, 0.1, 0.8])), largest_batch, 17 if "budgets" in kind else 4000)
     shape, seed = (batch, *event), int(rng.integers(2**31))
     content = str(rng.choice(list(CONTENTS), p=np.array(list(CONTENTS.values())) / sum(CONTENTS.values())))
     dtype, regularizer = str(rng.choice(DTYPES[backend])), str(rng.choice(list(REGULARIZERS)))
@@ -257,7 +296,9 @@ def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500) -> C
     else:
         picked = rng.integers(0, 2, shape)
     arguments = KINDS[kind].draw(rng, shape, picked)
-    if is_jax and "k" not in arguments:  # one width of the tables for all
+    if is_jax and "capacities" in arguments:  # one width of the tables for all
+        arguments["max_capacities"] = [groups + 4, *[4 * groups + 4] * (len(arguments["weights"]) - 1)]
+    elif is_jax and "k" not in arguments:
         arguments["max_capacity"] = 6 * groups + 4
     own_gamma = rng.random() < 0.5
     gamma = 10.0 ** rng.uniform(-1, 1, batch if own_gamma else ())

@@ -54,6 +54,8 @@ def checks(case: Case) -> Iterator[Check]:
     def check(operation: str, code: str, expected: Array, tolerance: Any, **given: Array) -> Check:
         expected = spoiled(expected)
         if case.dtype == "float16" and "score(" not in code:
+            at_the_end = (np.abs(expected) > 65504) & (np.abs(expected) < 65536)  # of the range: the last, or infinite
+            tolerance = np.where(rows(at_the_end).any(-1), np.inf, tolerance) if expected.ndim else tolerance
             expected = np.where(np.abs(expected) > 65504, np.copysign(np.inf, expected), expected)
         return Check(operation, code, expected, tolerance, given)
 
@@ -100,9 +102,9 @@ def checks(case: Case) -> Iterator[Check]:
     yield from _of_paths(case, truth, check, rng, size, n, narrow)
     exactly = case.constraint._exactly
     if exactly is not None and batch:
-        row = case.truth(slack="none" if exactly else "all").row
+        row = case.truth(slack="none" if exactly else "all").frontier
         code = "kg.frontier(theta, constraint, smoothing)"
-        yield check("frontier", code, gamma[:, None] * row, valued)
+        yield check("frontier", code, gamma.reshape(-1, *[1] * (row.ndim - 1)) * row, valued)
     if case.backend != "numpy" and case.theta.size and case.content not in ("large", "extremes"):
         z = rng.standard_normal(case.theta.shape)
         expected, tolerance = _product(case, z, whole)
@@ -145,7 +147,7 @@ def _of_paths(case: Case, truth: Any, check: Any, rng: Any, size: Array, n: int,
     )
     exact, least = truth.log_prob(likely)
     used = truth.total(likely, truth.weights)
-    feasible = (used >= truth.low) & (used <= truth.high)
+    feasible = truth.within(truth.high - used)
     y = case.selections_of(likely)
     noise = (narrow if case.backend == "jax" else 1e-12) * (size * n + 1)
     tolerance = ROUNDING[case.dtype] * (1 + np.where(np.isinf(exact), 0, np.abs(exact))) + noise

@@ -62,18 +62,21 @@ class Truth:
     high: Array
     name: str
     slack: str = "limits"  # or "all" and "none" of the capacity may stay unused
+    sides: tuple[tuple[int, int, int], ...] = ()  # of several budgets, as digits of a state: base, place, and debt
 
     @cached_property
     def tables(self) -> tuple[Array, list[Array]]:
         """The last row of values (batch, C + 1), and the probability of each option in every state."""
         batch, groups, options = self.scores.shape
-        c = np.arange(int(self.high.max(initial=0)) + 1)
+        c = np.arange(self.sides[0][0] * self.sides[0][1] if self.sides else int(self.high.max(initial=0)) + 1)
         unused = {
             "limits": self.high - self.low,
             "all": self.high.max(initial=0) + 0 * self.high,
             "none": 0 * self.high,
         }
         V = np.where(c <= unused[self.slack][:, None], LONG(0), -np.inf)
+        if self.sides:
+            V = np.where(self.within(c), LONG(0), -np.inf) + np.zeros((batch, 1), LONG)
         shares = []
         for k in range(groups):
             leaves = [self._moved(V, k, o) + self.scores[:, k, o, None] for o in range(options)]
@@ -81,6 +84,13 @@ class Truth:
             V = self._join(leaves, share, 0, options)
             shares.append(share)
         return V, shares
+
+    def within(self, left: Array) -> Array:
+        """Whether what is left of the capacity is what may be left. Budgets may be overdrawn on the way, by no more
+        than all weights together; at the end none of them is."""
+        if self.sides:
+            return np.logical_and.reduce([left // place % base >= debt for base, place, debt in self.sides])
+        return (left >= 0) & (left <= self.high - self.low)
 
     def _join(self, leaves: list[Array], share: Array, low: int, high: int) -> Array:
         """The value of options low..high-1; their shares are multiplied by what the decisions say."""
@@ -101,6 +111,16 @@ class Truth:
     @cached_property
     def row(self) -> Array:
         return self.tables[0]
+
+    @property
+    def frontier(self) -> Array:
+        """(batch, C + 1), or with several budgets (batch, C1 + 1, C2 + 1)."""
+        if not self.sides:
+            return self.row
+        state: Any = 0
+        for base, place, debt in self.sides:
+            state = np.asarray(state)[..., None] + np.arange(debt, base) * place
+        return self.row[:, state]
 
     @cached_property
     def value(self) -> Array:
@@ -149,8 +169,7 @@ class Truth:
             total = total + np.where(chance > 0, np.log(np.where(chance > 0, chance, 1)), -np.inf)
             least = np.minimum(least, chance)
             c = c - self.weights[index, k, o]
-        slack = self.high - self.low
-        return np.where((c >= 0) & (c <= slack), total, -np.inf), least
+        return np.where(self.within(c), total, -np.inf), least
 
     @property
     def selections(self) -> Array:
@@ -168,7 +187,7 @@ class Truth:
         """Scores of all selections (count, batch), -inf where they are infeasible, and what follows for Shannon."""
         picked = self.selections
         used = self.total(picked, self.weights)
-        scores = np.where((used >= self.low) & (used <= self.high), self.total(picked, self.scores), -np.inf)
+        scores = np.where(self.within(self.high - used), self.total(picked, self.scores), -np.inf)
         best = scores.max(0)
         p = np.exp(scores - best)
         return {"scores": scores, "best": best, "value": best + np.log(p.sum(0)), "p": p / p.sum(0), "picked": picked}

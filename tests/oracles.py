@@ -112,11 +112,15 @@ class Truth:
         if i == 0:
             reached = self.capacity - c >= self.limits.at_least  # what was used
             return Decision(mp.mpf(0) if reached else -mp.inf, mp.mpf(0), mp.mpf(1))
-        skip = self.state(i - 1, c).value
-        if self.weights[i - 1] > c:
+        skip, left = self.state(i - 1, c).value, self._left(i, c)
+        if left is None:
             return Decision(skip, mp.mpf(0), mp.mpf(1))
-        pick = self.theta[i - 1] + self.state(i - 1, c - self.weights[i - 1]).value
+        pick = self.theta[i - 1] + self.state(i - 1, left).value
         return decide(pick, skip, self.regularizer, self.gamma)
+
+    def _left(self, i: int, c: Any) -> Any:
+        """The capacity that is left once item ``i`` is picked; None if it does not fit."""
+        return c - self.weights[i - 1] if self.weights[i - 1] <= c else None
 
     def _paths(self, i: int, c: int) -> Iterator[tuple[Subset, Any]]:
         if self.state(i, c).value == -mp.inf:
@@ -129,7 +133,7 @@ class Truth:
             for y, log_prob in self._paths(i - 1, c):
                 yield y + (0,), log_prob + mp.log(here.skip)
         if here.pick > 0:
-            for y, log_prob in self._paths(i - 1, c - self.weights[i - 1]):
+            for y, log_prob in self._paths(i - 1, self._left(i, c)):
                 yield y + (1,), log_prob + mp.log(here.pick)
 
     @property
@@ -179,6 +183,30 @@ class Truth:
             return self.of([t + sign * step * mp.mpf(float(x)) for t, x in zip(self.theta, z)]).mean()
 
         return np.array([float((up - down) / (2 * step)) for up, down in zip(shifted(1), shifted(-1))])
+
+
+class BoxTruth(Truth):
+    """One instance with several budgets: weights (n, budgets), and a capacity for each; a state is a tuple."""
+
+    def __init__(self, theta, weights, capacities: Sequence[int], regularizer: str, gamma=1.0) -> None:
+        super().__init__(theta, [0] * len(theta), Limits(0, 0), regularizer, gamma)
+        self.weights, self.capacity = [tuple(map(int, w)) for w in weights], tuple(map(int, capacities))  # type: ignore
+
+    def of(self, theta: Sequence[Any]) -> BoxTruth:
+        return BoxTruth(theta, self.weights, self.capacity, self.regularizer, self.gamma)
+
+    def _decide(self, i: int, c: Any) -> Decision:
+        return Decision(mp.mpf(0), mp.mpf(0), mp.mpf(1)) if i == 0 else super()._decide(i, c)
+
+    def _left(self, i: int, c: Any) -> Any:
+        left = tuple(own - used for own, used in zip(c, self.weights[i - 1]))
+        return left if min(left) >= 0 else None
+
+
+@lru_cache(maxsize=4096)
+def box_truth(theta, weights, capacities, regularizer: str, gamma: float) -> BoxTruth:
+    """The (remembered) truth about one instance; all are tuples."""
+    return BoxTruth(theta, weights, capacities, regularizer, gamma)
 
 
 class Shares(NamedTuple):

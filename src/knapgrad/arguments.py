@@ -139,7 +139,7 @@ def integers(name: str, value: Any, meaning: str) -> Any:
     if array.dtype.kind == "f" and not np.array_equal(array, np.rint(array)):
         raise ValueError(
             f"{name} must be whole numbers ({meaning}), got {offender(array, array != np.rint(array))}; for real "
-            "costs use Knapsack.from_real or MultipleChoice.from_real, which find a common unit, or round so that what "
+            "costs use from_real of the constraint, which finds a common unit, or rounds so that what "
             "fits in whole numbers fits in truth"
         )
     if array.size and array.min() < 0:
@@ -156,5 +156,9 @@ def _traced(name: str, value: Any, meaning: str, backend: Any) -> Any:
     integers = backend.integers(value)
     if integers is None:
         kind = getattr(value, "dtype", type(value).__name__)
-        raise TypeError(f"{name} must be integers ({meaning}), got {kind}; convert it to integers")
+        raise TypeError(
+            f"{name} must be integers ({meaning}), got {kind}, whose values cannot be looked at here; whole numbers "
+            "are converted by .long() in torch and .astype(int) in JAX; for real costs call from_real outside of the "
+            "function that is compiled, since truncating them would break the budget"
+        )
     return integers

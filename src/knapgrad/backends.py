@@ -37,7 +37,7 @@ class Backend(Protocol):
         ...
 
     def relax(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str, /) -> Any:
-        """The relaxed selection (*batch, n) alone."""
+        """The relaxed selection (*batch, n) alone, of theta's dtype."""
         ...
 
     def entropy(self, theta: Any, lattice: Lattice, gamma: Any, regularizer: str, /) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, prod
 from typing import Any, TypeVar
 
 import numpy as np
 
 from knapgrad import ops
 from knapgrad.constraints import Constraint, check_constraint
+from knapgrad.multi_knapsack import MultiKnapsack
 from knapgrad.regularizers import Regularizer
 
 Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX array
@@ -18,17 +19,27 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     """The best score for every budget at once: the value at the capacities 0..C, from one table.
 
     Entry c is the value of using at most c, or exactly c if the constraint asks for exactly its capacity
-    (``at_least=capacity``, and :class:`TopK`). Its differences are shadow prices: what one more unit of budget is
-    worth. Between two entries it can be interpolated, which gives a gradient to a budget that is learned.
+    (``at_least=capacity``, and :class:`TopK`). A constraint of ``from_real`` counts in units: plot the entries against
+    ``constraint.budgets``, which are real numbers.
+
+    The difference of two neighbours is what one more unit of budget is worth; divided by ``constraint.unit``, it is a
+    price per real unit, such as a byte. The exact curve is a staircase: if units are small compared with the weights,
+    it is flat nearly everywhere, and most differences are 0. The slope of its concave envelope is a price that does not
+    depend on where the steps are; the recipe "Bits per layer" computes it. A regularizer rounds the steps off, the more
+    the larger gamma, but neighbours still differ only where some selection weighs just that much; so with small units
+    take the difference over a wider range of budgets.
+
+    Between two entries the curve can be interpolated, which gives a gradient to a budget that is learned.
 
     Args:
         theta: scores, as for :func:`value`.
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`, without a least weight or with
-            ``at_least=capacity``. In a batch with different capacities, C is the largest.
+        constraint: a constraint without a least weight or with ``at_least=capacity``. In a batch with different
+            capacities, C is the largest.
         regularizer: None for the exact optimum, or :class:`Shannon`, :class:`Gini` or :class:`Tsallis`.
 
     Returns:
-        (*batch, C + 1), of theta's type; -inf where nothing is feasible. Time O(n C) per instance, as for one value.
+        (*batch, C + 1), of theta's type; -inf where nothing is feasible. With several budgets the whole box,
+        (*batch, C1 + 1, C2 + 1). Time O(n C) per instance, as for one value.
         Differentiable once in theta and gamma in torch and JAX; entries of -inf have no gradient.
 
     >>> import numpy as np, torch, knapgrad as kg
@@ -47,6 +58,8 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     (4.4, tensor(1.))
     """
     check_constraint(constraint)
+    if isinstance(constraint, MultiKnapsack):
+        return _of_box(theta, constraint, regularizer)
     widest, exactly, largest = _widest(constraint)
     call = ops.prepare(theta, widest, regularizer)
     backend, (lattice, *smoothing) = call.backend, call.problem
@@ -56,10 +69,7 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     if exactly and lattice.slack is not None:  # none at any capacity, also beyond the sum
         slack = 0 * lattice.slack
         slack = np.asarray(slack) if isinstance(slack, np.integer) else slack
-    rows = backend.frontier(backend.computable(call.theta), lattice.replace(slack=slack), *smoothing)
-    infeasible = rows == -inf
-    gamma = call.gamma if isinstance(call.gamma, float) or call.gamma.ndim == 0 else call.gamma[..., None]
-    rows = backend.where(infeasible, -inf, gamma * backend.where(infeasible, 0.0, rows))
+    rows = _scaled(call, backend.frontier(backend.computable(call.theta), lattice.replace(slack=slack), *smoothing))
     lightest = widest.lightest(call.event)
     if reach != largest or not isinstance(lightest, int):
         index = np.arange(largest + 1) - (lightest if isinstance(lightest, int) else lightest[..., None])
@@ -69,6 +79,27 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
         rows = backend.take(rows, index.clip(0, reach))
         rows = backend.where(backend.array(inside, rows, "theta") | (rows != rows), rows, -inf)
     return backend.as_total(rows, theta)
+
+
+def _scaled(call: ops.Call, rows: Any) -> Any:
+    """By gamma."""
+    infeasible = rows == -inf
+    gamma = call.gamma if isinstance(call.gamma, float) or call.gamma.ndim == 0 else call.gamma[..., None]
+    return call.backend.where(infeasible, -inf, gamma * call.backend.where(infeasible, 0.0, rows))
+
+
+def _of_box(theta: Any, constraint: MultiKnapsack, regularizer: Regularizer | None) -> Any:
+    """The values at all combinations of capacities. A side that ends at a sum of weights is constant beyond."""
+    call = ops.prepare(theta, constraint, regularizer)
+    backend, (lattice, *smoothing), box = call.backend, call.problem, constraint._box
+    if lattice.reach is None:  # while torch compiles
+        lattice = lattice.replace(reach=prod(box) - 1, heaviest=prod(box))
+    rows = _scaled(call, backend.frontier(backend.computable(call.theta), lattice, *smoothing))
+    state: Any = 0
+    for side, most in zip(box, constraint._most):
+        state = np.asarray(state)[..., None] * side + np.arange(most + 1).clip(max=side - 1)
+    rows = rows if state.size == prod(box) else backend.take(rows, state.reshape(-1))
+    return backend.as_total(rows.reshape((*theta.shape[:-1], *state.shape)), theta)
 
 
 def _widest(constraint: Constraint) -> tuple[Constraint, bool, int]:

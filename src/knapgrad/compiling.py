@@ -21,7 +21,7 @@ def warmup(theta: Any, constraint: Constraint, regularizer: Regularizer) -> None
 
     Args:
         theta: an array or tensor of the dtype, shape and device that will be used; its values are not looked at.
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`.
 
     >>> import numpy as np, knapgrad as kg

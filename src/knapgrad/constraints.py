@@ -20,9 +20,9 @@ from knapgrad.arguments import (
     sizes_of,
     slack_of,
 )
-from knapgrad.lattice import Lattice, lattice_of
+from knapgrad.lattice import Lattice, lattice_of, moduli_of
 from knapgrad.real import Converted, Scale, convert
-from knapgrad.values import Value
+from knapgrad.values import Aside, Value
 
 _NO_LEAST = shown(np.zeros((), np.int64))
 
@@ -65,7 +65,7 @@ class Constraint(Value, ABC):
         return flat
 
     def contains(self, y: Any) -> Any:
-        """Whether selections are feasible: zeros and ones whose weight, or number, is within the limits.
+        """Whether selections are feasible: zeros and ones that obey the constraint.
 
         Args:
             y: selections of theta's shape, or with dimensions of samples in front; of any framework.
@@ -74,8 +74,13 @@ class Constraint(Value, ABC):
             Truth values (*batch,) or (*samples, *batch), in y's framework.
 
         >>> import numpy as np, knapgrad as kg
-        >>> kg.Knapsack([3, 2, 2], 4, at_least=3).contains(np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0.5, 1, 0]]))
-        array([ True, False, False, False])
+        >>> y = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0.5, 0.5, 1]])
+        >>> kg.TopK(2).contains(y)
+        array([False,  True,  True, False])
+        >>> kg.Knapsack([3, 2, 2], capacity=4).contains(y)
+        array([ True, False,  True, False])
+        >>> kg.MultipleChoice([3, 2, 2], capacity=5).contains(np.array([[1, 0, 0], [0, 1, 0]]))
+        np.True_
         """
         y = backends.plain("y", y)
         backend = backends.check_array("y", y)
@@ -87,6 +92,8 @@ class Constraint(Value, ABC):
             capacity = backend.array(lattice.capacity, y, "capacity")
             used = backend.sum_double(backend.double(y) * weights)
             inside = ((y == 0) | (y == 1)).all(-1) & (used <= capacity)
+            for modulus in moduli_of(lattice.box):
+                inside = inside & (backend.sum_double(backend.double(y) * (weights % modulus)) <= capacity % modulus)
             if lattice.options:
                 groups = y.shape[-1] // lattice.options  # not -1, which an empty batch leaves open
                 inside = inside & (y.reshape((*y.shape[:-1], groups, lattice.options)).sum(-1) == 1).all(-1)
@@ -168,12 +175,8 @@ class TopK(Constraint):
 class Weighted(Constraint):
     """A constraint on total weight, which may stand for real numbers: a weight of c units means ``offset + unit * c``.
 
-    The integers of ``Knapsack(...)`` and ``MultipleChoice(...)`` stand for themselves. Those of ``from_real`` have:
-
-    Attributes:
-        unit: the real weight of one unit; an array if it differs by instance.
-        offset: the real weight of the lightest options of required groups, which are not in the integers.
-        exact: whether the integers accept the same selections as the real numbers.
+    The integers of ``Knapsack(...)`` and ``MultipleChoice(...)`` stand for themselves. Those of ``from_real`` have a
+    ``unit`` and an ``offset``.
     """
 
     weights: Any
@@ -201,7 +204,7 @@ class Weighted(Constraint):
         return constraint
 
     def _fixed_parts(self) -> dict[str, Any]:
-        static = {"max_capacity": self.max_capacity, "scale": self.scale, "_limit": self._limit}
+        static = {"max_capacity": self.max_capacity, "scale": Aside(self.scale), "_limit": self._limit}
         is_free = isinstance(self.at_least, np.ndarray) and self.at_least.ndim == 0 and self.at_least == 0
         return static | {"at_least": 0} if is_free else static
 
@@ -216,14 +219,19 @@ class Weighted(Constraint):
 
     @property
     def unit(self) -> Any:
+        """The real weight of one unit, which :meth:`from_real` has chosen: an array if it differs by instance, and 1
+        for a constraint that was made of integers."""
         return 1 if self.scale is None else self.scale.unit
 
     @property
     def offset(self) -> Any:
+        """The real weight of a total of 0 units: that of the lightest options of required groups, which ``from_real``
+        leaves out of the integers. 0 for a :class:`Knapsack`, and for a constraint that was made of integers."""
         return 0 if self.scale is None else self.scale.offset
 
     @property
     def exact(self) -> bool:
+        """Whether the integers accept the same selections as the real numbers. If not, weights were rounded up."""
         return self.scale is None or self.scale.exact
 
     @property
@@ -234,8 +242,8 @@ class Weighted(Constraint):
 
     @property
     def budgets(self) -> np.ndarray:
-        """The real capacities that 0..C units stand for, C being the largest capacity: (C + 1,), or
-        (*batch, C + 1) if units differ."""
+        """The real budgets ``offset + unit * c`` that c = 0..C units stand for, C being the largest capacity: (C + 1,),
+        or (*batch, C + 1) if units differ. They are the horizontal axis of :func:`frontier`."""
         known = isinstance(self.capacity, np.ndarray)
         largest = int(self.capacity.max(initial=0)) if known else self.max_capacity
         if largest is None:
@@ -565,7 +573,7 @@ def check_constraint(constraint: Any) -> None:
         is_class = isinstance(constraint, type)
         given = f"{constraint.__name__} (a class: call it)" if is_class else type(constraint).__name__
         raise TypeError(
-            f"constraint must be a knapgrad.TopK, a knapgrad.Knapsack or a knapgrad.MultipleChoice, got {given}; "
+            f"constraint must be a knapgrad.TopK, Knapsack, MultiKnapsack or MultipleChoice, got {given}; "
             "for example knapgrad.TopK(3) or knapgrad.Knapsack(weights, capacity)"
         )
 

@@ -6,11 +6,15 @@ knapsack may leave all of its capacity unused, top-k none of it; a knapsack with
 
 With options, items come in choices of so many, and a step from (k, c) to (k - 1, c - weight) picks one option of
 choice k. Staying without any is an option of weight 0, whose score is 0.
+
+With several budgets, a state is a box of capacities, written as one number: the digits of a number system whose bases
+are the sizes of the box. Weights are written alike, so a pick is a subtraction still, if no digit has to borrow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,8 +36,10 @@ class Lattice:
         reach: an upper bound of all capacities; tables have ``reach + 1`` columns.
         heaviest: an upper bound of the weights, except of items that never fit.
         options: how many items in a row make one choice, of which exactly one is picked; 0 if each is picked or not.
-        sizes: reach and heaviest once more, as an array: torch.compile, which makes a new graph for each new number,
-            passes arrays. There both numbers may be None.
+        sizes: reach, heaviest and box once more, as an array: torch.compile, which makes a new graph for each new
+            number, passes arrays. There the numbers may be None, and the box empty.
+        box: the number of capacities of each budget, if there are several; states are numbered in the order of an
+            array of that shape. Slack is None then, and an item that never fits weighs ``reach + 1``.
     """
 
     weights: Any
@@ -43,11 +49,12 @@ class Lattice:
     heaviest: Any
     options: int = 0
     sizes: Any = None
+    box: tuple[int, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # what kernels have worked out about it
 
     def replace(self, **changes: Any) -> Lattice:
         fields = {"weights": self.weights, "capacity": self.capacity, "slack": self.slack}
-        numbers = {"reach": self.reach, "heaviest": self.heaviest, "options": self.options}
+        numbers = {"reach": self.reach, "heaviest": self.heaviest, "options": self.options, "box": self.box}
         return Lattice(**{**fields, **numbers, **changes})
 
     def copied(self) -> Lattice:
@@ -60,15 +67,15 @@ class Lattice:
         """With its numbers, for kernels."""
         if self.reach is not None:
             return self
-        reach, heaviest = self.sizes.tolist()
-        return self.replace(reach=reach, heaviest=heaviest)
+        reach, heaviest, *box = self.sizes.tolist()
+        return self.replace(reach=reach, heaviest=heaviest, box=tuple(box))
 
 
 def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None, options: int = 0) -> Lattice:
     """The lattice of NumPy arrays, or of traced arrays. A capacity above the total weight is cut to it, and the slack
     is reduced by the same amount."""
     known_capacity = isinstance(capacity, np.ndarray)
-    total = _total(weights, options) if isinstance(weights, np.ndarray) else None
+    total = largest_total(weights, options) if isinstance(weights, np.ndarray) else None
     if total is not None and known_capacity and (capacity > total).any():
         cut = np.asarray(np.minimum(capacity, total))
         slack, capacity = None if slack is None else np.asarray(slack - (capacity - cut)), cut
@@ -83,10 +90,27 @@ def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None
     reach = min(limits)
     heaviest = min(int(weights.max(initial=0)), reach + 1) if total is not None else reach + 1
     sizes = np.array([reach, heaviest]) if total is not None else None
-    return Lattice(weights, capacity, slack, reach, heaviest, options, sizes)
+    return Lattice(weights, capacity, slack, reach, heaviest, options, sizes=sizes)
 
 
-def _total(weights: np.ndarray, options: int) -> np.ndarray:
+def moduli_of(box: tuple[int, ...]) -> list[int]:
+    """Where a digit could borrow: the number of states of the last budget, of the last two, and so on."""
+    return [prod(box[-k:]) for k in range(1, len(box))]
+
+
+def fits(c: Any, weight: Any, box: tuple[int, ...]) -> Any:
+    """Whether an item can be picked in state c, in arrays of any framework.
+
+    >>> fits(np.arange(6), 4, box=(2, 3)).tolist()  # 1 of the first budget and 1 of the second
+    [False, False, False, False, True, True]
+    """
+    inside = c >= weight
+    for modulus in moduli_of(box):
+        inside = inside & (c % modulus >= weight % modulus)
+    return inside
+
+
+def largest_total(weights: np.ndarray, options: int) -> np.ndarray:
     """The largest total weight per instance. Large ones saturate, where integers would overflow."""
     if options:
         weights = weights.reshape(*weights.shape[:-1], weights.shape[-1] // options, options).max(-1)

@@ -32,7 +32,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
 
     Args:
         theta: scores (*batch, n) of any size; -inf takes an item out. NaN and +inf make the instance NaN.
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
 
     Returns:
         Zeros and ones (*batch, n), of theta's type. Time O(n C) per instance.
@@ -55,7 +55,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
     Args:
         theta: scores (*batch, n), up to 1e290 gamma; -inf takes an item out. NaN and +inf make the instance NaN.
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -78,7 +78,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -89,9 +89,10 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
     array([0., 1., 1.])
     """
-    call = prepare(theta, constraint, regularizer)
-    y = call.backend.relax(call.backend.computable(call.theta), *call.problem)
-    return call.backend.as_type(constraint.whole(y, call.shape), theta)
+    backend, scores, problem = _problem(theta, constraint, regularizer)
+    wide = backend.computable(scores)
+    y = constraint.whole(backend.relax(wide, *problem), theta.shape)
+    return y if wide is scores else backend.as_type(y, theta)
 
 
 def sample(
@@ -104,7 +105,7 @@ def sample(
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         num_samples: how many selections per instance; None for one, without a dimension for it.
         rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), a key (JAX), or None for the global
@@ -139,7 +140,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     Args:
         theta: scores (*batch, n).
         y: zeros and ones of theta's shape, or with dimensions of samples in front.
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -184,7 +185,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -210,7 +211,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     Args:
         theta: scores (*batch, n).
         target: a selection, or a point in the convex hull of the feasible ones, of theta's shape.
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -240,7 +241,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack` or :class:`MultipleChoice`.
+        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         prior: scores broadcastable to theta; None for 0, which prefers no item.
 
@@ -298,12 +299,20 @@ class Call(NamedTuple):
 
 def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None) -> Call:
     """The checked call; without a regularizer, of the hard maximum."""
-    backend = _checked(theta, constraint)
-    if regularizer is not None:
-        check_regularizer(regularizer)
     smoothing = _HARD if regularizer is None else regularizer
-    strength = smoothing._strength
-    if not _is_number(smoothing):
+    backend, flat, problem = _problem(theta, constraint, smoothing)
+    return Call(backend, flat, smoothing, problem, constraint, theta.shape)
+
+
+def _problem(
+    theta: Any, constraint: Constraint, regularizer: Regularizer
+) -> tuple[Backend, Any, tuple[Lattice, Any, str]]:
+    """The first parts of a call, without an object around them, which a small call notices."""
+    backend = _checked(theta, constraint)
+    if regularizer is not _HARD:
+        check_regularizer(regularizer)
+    strength = regularizer._strength
+    if type(strength) is not np.ndarray or strength.ndim:  # not one number
         check_positive(strength)  # again: a parameter changes in training
         strength = backend.array(strength, theta, "gamma")
         if backend.differentiates(strength):
@@ -316,8 +325,7 @@ def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None)
                 f"{tuple(batch)}; give it one entry in all, or just that shape"
             )
     flat = constraint.flat(backend, theta)
-    problem = backend.lattice(constraint, flat), strength, smoothing.name
-    return Call(backend, flat, smoothing, problem, constraint, theta.shape)
+    return backend, flat, (backend.lattice(constraint, flat), strength, regularizer.name)
 
 
 def _is_number(regularizer: Regularizer) -> bool:
@@ -329,11 +337,12 @@ def _is_number(regularizer: Regularizer) -> bool:
 def _checked(theta: Any, constraint: Constraint) -> Backend:
     """The backend of theta, after checking theta and the constraint, once for each type and shape: the checks take as
     long as a small kernel."""
-    kind = type(theta), getattr(theta, "dtype", None), getattr(theta, "shape", None)
-    fitting = None if is_compiling() else getattr(constraint, "_fitting", None)
-    backend = None if fitting is None else fitting.get(kind)
-    if backend is not None:
-        return backend
+    compiling = is_compiling()
+    if not compiling:
+        try:
+            return constraint._fitting[type(theta), theta.dtype, theta.shape]
+        except (AttributeError, KeyError):  # not checked before, or not what it should be
+            pass
     backend = check_array("theta", theta)
     if not backend.is_floating(theta):
         raise TypeError(f"theta must hold floating-point scores, got {theta.dtype}; convert it to float32 or float64")
@@ -341,8 +350,8 @@ def _checked(theta: Any, constraint: Constraint) -> Backend:
         raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
     check_constraint(constraint)
     constraint.check(theta.shape)
-    if fitting is not None and len(fitting) < _MOST_KINDS:
-        fitting[kind] = backend
+    if not compiling and len(constraint._fitting) < _MOST_KINDS:
+        constraint._fitting[type(theta), theta.dtype, theta.shape] = backend
     return backend
 
 

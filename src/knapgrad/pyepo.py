@@ -1,4 +1,4 @@
-"""Knapsacks for `PyEPO <https://github.com/khalil-research/PyEPO>`_: an exact model without a solver, and our losses.
+"""Knapsacks for `PyEPO <https://github.com/khalil-research/PyEPO>`_: exact models without a solver, and our losses.
 
 >>> import numpy as np, torch
 >>> model = knapsackModel(weights=[[2.5, 1.5, 1.0]], capacity=[4.0])
@@ -14,11 +14,14 @@ Names follow PyEPO's: classes in camelCase, with acronyms for short.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 import knapgrad as kg
+from knapgrad.constraints import Constraint
+from knapgrad.multi_knapsack import MOST_BUDGETS
 from knapgrad.regularizers import REGULARIZERS, Regularizer
 
 try:
@@ -35,6 +38,7 @@ except ImportError as error:
     ) from error
 
 LARGEST_CAPACITY = 1_000_000  # after scaling; a table has one column for each unit
+LARGEST_BOX = 10_000_000  # states of several budgets, after scaling
 _ROUNDING = 1e-9  # of a capacity or a least weight that was computed
 _AHEAD = 1024  # rows of a matrix that are solved at a time
 
@@ -48,24 +52,34 @@ class knapsackModel(knapsackBase):
     constraints (``unambRegret``) need PyEPO's own models.
 
     Args:
-        weights: (n,) or (1, n), not negative, decimal numbers: 3.57 and 2.1 become 17 and 10 units of 0.21, exactly.
-        capacity: a number, or a list of one.
-        at_least: the least total weight, a number.
+        weights: (n,), or (constraints, n) with up to 3 constraints; not negative, decimal numbers: 3.57 and 2.1 become
+            17 and 10 units of 0.21, exactly.
+        capacity: a number, or one per constraint.
+        at_least: the least total weight, a number; for one constraint only.
+        resolution: None for exactly these numbers. Otherwise into how many units each capacity is cut at most; weights
+            are rounded up, so that selections remain feasible. What that costs is the difference to the optimum of
+            ``model.constraint.optimistic``.
 
     Raises:
-        ValueError: for several constraints; or if the capacity, in such units, exceeds a million.
+        ValueError: if the capacity, in such units, exceeds a million; or for several, if all combinations of capacities
+            are more than ten million.
+
+    >>> model = knapsackModel(weights=[[1, 1, 1], [2.5, 1.5, 1.0]], capacity=[2, 4.0])
+    >>> model.setObj([3.0, 2.0, 2.5])
+    >>> model.solve()
+    (array([1., 0., 1.]), 5.5)
     """
 
-    def __init__(self, weights: Any, capacity: Any, at_least: Any = 0) -> None:
+    def __init__(self, weights: Any, capacity: Any, at_least: Any = 0, resolution: Any = None) -> None:
         shaped = np.atleast_2d(np.asarray(weights))
         limits = np.atleast_1d(np.asarray(capacity))
-        if shaped.shape[0] != 1 or limits.shape != (1,):
+        if limits.shape != shaped.shape[:1]:
             raise ValueError(
-                f"weights must be of one constraint, got shapes {shaped.shape} and {limits.shape}; for several, "
-                "PyEPO's own models need a solver: pyepo.model.ort.knapsackModel"
+                f"capacity must have an entry per constraint: weights have shape {shaped.shape}, it has {limits.shape}"
             )
-        self.at_least = at_least  # PyEPO makes copies from the attributes that are named like the arguments
-        self.constraint = integer_knapsack(shaped[0], limits[0], at_least)
+        # PyEPO makes copies from the attributes that are named like the arguments
+        self.at_least, self.resolution = at_least, resolution
+        self.constraint = _integers(shaped, limits, at_least, resolution)
         self._rows = _Rows(self.constraint)
         super().__init__(shaped, limits)
 
@@ -86,8 +100,8 @@ class knapsackModel(knapsackBase):
 
     def addConstr(self, coefs: Any, rhs: float) -> Any:
         raise NotImplementedError(
-            "a dynamic program takes one knapsack constraint; for more, PyEPO's models need a solver: "
-            "pyepo.model.ort.knapsackModel"
+            "a dynamic program takes knapsack constraints with the model only: knapsackModel(weights, capacity); for "
+            "constraints that are added later, such as those of unambRegret, use pyepo.model.ort.knapsackModel"
         )
 
 
@@ -95,7 +109,7 @@ class _Rows:
     """Solves costs that are rows of a matrix together with the rows that follow, and remembers. An answer from memory
     is for the same costs, number by number. Rows that nobody asks for make it look less far ahead."""
 
-    def __init__(self, constraint: kg.Knapsack) -> None:
+    def __init__(self, constraint: Constraint) -> None:
         self.constraint, self.ahead, self.used, self.minimize = constraint, _AHEAD, 0, False
         self.costs = self.selections = self.objectives = np.empty((0, 0))
 
@@ -160,13 +174,44 @@ def integer_knapsack(weights: Any, capacity: Any, at_least: Any = 0) -> kg.Knaps
     return constraint
 
 
+def integer_box(weights: Any, capacity: Any) -> kg.MultiKnapsack:
+    """The same for several constraints, weights (constraints, n).
+
+    >>> integer_box([[3.57, 2.1], [1, 1]], [5.0, 1]).capacities
+    array([23,  1])
+    """
+    each = [integer_knapsack(*x) for x in zip(weights, capacity)]
+    sides = [1 + min(int(x.capacity), int(x.weights.sum())) for x in each]
+    if len(each) > MOST_BUDGETS or prod(sides) > LARGEST_BOX:
+        shown = " x ".join(f"{side:,}" for side in sides)
+        raise ValueError(
+            f"weights and capacity must be of at most {MOST_BUDGETS} constraints, whose capacities, in units of which "
+            f"all weights are multiples, have at most {LARGEST_BOX:,} combinations; got {shown}. Give "
+            "resolution=..., which rounds the weights up to that many units per capacity, so that selections remain "
+            "feasible, or use pyepo.model.ort.knapsackModel, which needs a solver"
+        )
+    return kg.MultiKnapsack([x.weights for x in each], [x.capacity for x in each])
+
+
+def _integers(weights: np.ndarray, capacity: np.ndarray, at_least: Any = 0, resolution: Any = None) -> Constraint:
+    if len(weights) == 1:
+        if resolution is None:
+            return integer_knapsack(weights[0], capacity[0], at_least)
+        return kg.Knapsack.from_real(weights[0], float(capacity[0]), at_least=at_least, resolution=resolution)
+    if np.any(np.asarray(at_least) != 0):
+        raise ValueError(f"at_least must be 0 for several constraints, got {at_least}")
+    if resolution is None:
+        return integer_box(weights, capacity)
+    return kg.MultiKnapsack.from_real(list(weights), capacity.astype(float).tolist(), resolution=resolution)
+
+
 class regularizedKnapsackOpt(optModule):
     """The relaxed selection as a solution operator: each item's probability, with exact gradients.
 
     Returns a solution, not a loss: pair it with a loss of the task, or use :class:`regularizedKnapsackFenchelYoung`.
 
     Args:
-        optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's with one constraint.
+        optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's.
         gamma: strength of the regularizer, in the units of the costs; a number or a tensor, also one to learn.
         regularizer: "shannon", "gini" or "tsallis".
         processes: ignored, for compatibility with PyEPO. The work uses torch's threads, or the GPU.
@@ -202,7 +247,7 @@ class regularizedKnapsackFenchelYoung(regularizedKnapsackOpt):
     true one (for a model that minimises, the reverse). It needs decisions only, no true costs.
 
     Args:
-        optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's with one constraint.
+        optmodel: a :class:`knapsackModel`, or another knapsack of PyEPO's.
         gamma: strength of the regularizer, in the units of the costs.
         regularizer: "shannon", "gini" or "tsallis".
         processes: ignored, for compatibility with PyEPO, see :class:`regularizedKnapsackOpt`.
@@ -224,15 +269,15 @@ class regularizedKnapsackFenchelYoung(regularizedKnapsackOpt):
         return self._reduce(loss)
 
 
-def _constraint_of(optmodel: optModel) -> kg.Knapsack:
+def _constraint_of(optmodel: optModel) -> Constraint:
     if isinstance(optmodel, knapsackModel):
         return optmodel.constraint
-    if not isinstance(optmodel, knapsackBase) or optmodel._extra_constrs or len(optmodel.capacity) != 1:
+    if not isinstance(optmodel, knapsackBase) or optmodel._extra_constrs:
         raise TypeError(
-            f"optmodel must be a knapsack with one constraint, got {optmodel!r}; "
+            f"optmodel must be a knapsack without further constraints, got {optmodel!r}; "
             "for example knapgrad.pyepo.knapsackModel(weights, capacity)"
         )
-    return integer_knapsack(optmodel.weights[0], optmodel.capacity[0])
+    return _integers(np.atleast_2d(optmodel.weights), np.atleast_1d(optmodel.capacity))
 
 
 RKO = regularizedKnapsackOpt

@@ -62,6 +62,26 @@ class Scale(Value):
         return (offsets + units * count) / float(denominator)
 
 
+class HiddenScale(Scale):
+    """In place of a scale inside of a function that JAX compiles."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Scale._parameters:
+            raise ValueError(
+                f"{name} cannot be read inside of a function that JAX compiles, which runs for constraints with other "
+                "units too; read it outside, and pass it as an argument"
+            )
+        return super().__getattr__(name)
+
+
+def hidden(scale: Any) -> Any:
+    """A scale, or one per budget, without its numbers; None stays None."""
+    return tuple(map(hidden, scale)) if isinstance(scale, tuple) else None if scale is None else HiddenScale()
+
+
 class Integers(NamedTuple):
     """The arguments of a constraint."""
 
@@ -96,6 +116,11 @@ class _Reals(NamedTuple):
 
 def convert(weights: Any, capacity: Any, at_least: Any, resolution: Any, optional: bool, per_item: bool) -> Converted:
     """Weights (*batch, n) if ``per_item``, else (*batch, groups, options), and limits, as integers."""
+    if backends.is_compiling():
+        raise TypeError(
+            "from_real looks at values, and torch.compile has none; call it outside of the function that is compiled, "
+            "and pass the constraint to that function"
+        )
     weights = _reals("weights", weights, "for an item or option that is not there, give any weight and a score of -inf")
     if weights.ndim < (1 if per_item else 2) or (not per_item and weights.shape[-1] == 0):
         shapes = "one entry per item, (*batch, n)" if per_item else "the shape (groups, options), or a batch of it"
@@ -289,7 +314,7 @@ def _reals(name: str, value: Any, remedy: str) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise TypeError(
             f"{name} must be numbers with values to look at, and is traced by JAX; call from_real outside of the "
-            "function that is compiled, and let the constraint be a constant in it"
+            "function that is compiled, and pass the constraint to that function"
         )
     if array.dtype.kind == "O" and all(isinstance(number, (Rational, Decimal)) for number in array.ravel()):
         array = array.astype(np.float64)

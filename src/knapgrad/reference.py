@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from knapgrad.lattice import INFEASIBLE, LARGEST, Lattice, tournament
+from knapgrad.lattice import INFEASIBLE, LARGEST, Lattice, fits, tournament
 from knapgrad.regularizers import Hard, Regularizer, linear
 from knapgrad.regularizers import entropy as entropy_added
 
@@ -58,6 +58,7 @@ def tables(theta: Array, lattice: Lattice, regularizer: Choice) -> tuple[Array, 
     V[0] = 0 if lattice.slack is None else np.where(c <= lattice.slack, 0, INFEASIBLE)
     for k in range(len(scores)):
         nodes = np.array([_up(V[k], w, INFEASIBLE) + score for w, score in zip(weights[k], scores[k])])
+        nodes[~fits(c, weights[k][:, None], lattice.box)] = INFEASIBLE
         for low, middle, high in tournament(len(nodes)):
             skip, pick = nodes[low], nodes[middle]
             delta = pick - skip

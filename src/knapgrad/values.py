@@ -14,6 +14,20 @@ from knapgrad import backends
 _SHOWN = 32  # a repr lists an array of up to so many numbers
 
 
+class Aside:
+    """A static part that no result depends on. JAX takes all of them for equal, so that another one compiles nothing
+    again; in what it compiles they are hidden."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Aside) and (self.content is None) == (other.content is None)
+
+    def __hash__(self) -> int:
+        return hash(self.content is None)
+
+
 class Value:
     """An object that is defined by its arguments: a subclass keeps every argument of ``__init__`` under its name."""
 
@@ -28,7 +42,7 @@ class Value:
         cls._is_pytree = False
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
-        if not cls._is_pytree and "jax" in sys.modules and not backends.is_compiling():
+        if not backends.is_compiling() and not cls._is_pytree and "jax" in sys.modules:
             register(cls)
         return super().__new__(cls)
 
@@ -51,7 +65,8 @@ class Value:
     def _assembled(cls, leaves: dict[str, Any], static: dict[str, Any]) -> Any:
         """The reverse, without any check."""
         value = cls.__new__(cls)
-        value._keep(**leaves, **static, _static=static, _is_complete=False)
+        fixed = {name: x.content if isinstance(x, Aside) else x for name, x in static.items()}
+        value._keep(**leaves, **fixed, _static=static, _is_complete=False)
         return value
 
     def _complete(self) -> None:
@@ -124,6 +139,8 @@ def _made_again(cls: type[Value], arguments: dict[str, Any]) -> Value:
 
 def _comparable(x: Any) -> Any:
     """An array by its numbers; a tensor, whose numbers change, by itself."""
+    if isinstance(x, tuple):
+        return tuple(map(_comparable, x))
     numbers = backends.unchanging(x)
     if numbers is not None:
         return numbers.shape, numbers.dtype.str, numbers.tobytes()

@@ -46,18 +46,21 @@ def test_the_readme_has_code():
     assert blocks(README)
 
 
-def test_the_code_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+def test_the_readme_is_short():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def test_the_code_of_the_readme_runs_and_prints_what_it_says(capsys):
     pytest.importorskip("torch")
     pytest.importorskip("jax")
-    pytest.importorskip("pyepo")
-    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "readme"}
     for number, block in enumerate(blocks(README), start=1):
         exec(compile(block, f"README.md, block {number}", "exec"), namespace)
-    agreement = [float(rate) for rate in re.findall(r"([\d.]+)% of the picks agree", capsys.readouterr().out)]
-    assert agreement[-1] > max(95.0, agreement[0])
-    for name in ("soft", "hard"):
-        assert (namespace[name][~namespace["mask"]] == 0).all(), "padding is selected"
+    line = r"step (\d+): loss ([\d.]+), ([\d.]+)% of the picks agree"
+    printed, said = re.findall(line, capsys.readouterr().out), re.findall(line, README.read_text(encoding="utf-8"))
+    assert len(printed) == len(said) == 3
+    for row, expected in zip(printed, said):
+        assert [float(x) for x in row] == pytest.approx([float(x) for x in expected], rel=0.01, abs=0.3)
 
 
 def test_the_code_of_the_page_on_jax_runs():
@@ -67,9 +70,11 @@ def test_the_code_of_the_page_on_jax_runs():
         exec(compile(block, f"docs/jax.md, block {number}", "exec"), namespace)
 
 
-def test_links_of_the_readme_point_at_files():
-    targets = re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8"))
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "experiments/README.md"])
+def test_links_point_at_files(document):
+    """Those of the pages of the site are checked when it is built."""
+    targets = re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text(encoding="utf-8"))
+    assert [target for target in targets if not (ROOT / document).parent.joinpath(target).exists()] == []
 
 
 def test_the_demo_explains_itself(tmp_path, run):

@@ -1,4 +1,4 @@
-"""The distribution in NumPyro, as the example wraps it."""
+"""The distribution in NumPyro, as the example wraps it; tests/docs runs the example, with NUTS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ pytest.importorskip("numpyro")
 pytest.importorskip("matplotlib")
 
 import jax.numpy as jnp  # noqa: E402
-from numpyro.infer import MCMC, NUTS  # noqa: E402
 
 import knapgrad as kg  # noqa: E402
 
@@ -50,20 +49,3 @@ def test_it_is_a_pytree():
     assert LIMIT.contains(draw(own, jax.random.split(KEY, 3))).all()
     slope = jax.grad(lambda d: d.log_prob(y).sum(), allow_int=True)(wrapped)
     np.testing.assert_allclose(slope.theta, -wrapped.mean / 0.7, rtol=1e-5)
-
-
-def test_nuts():
-    """A few steps, which are enough to come near the truth. The chains are vmapped."""
-    truth, limits = (
-        jnp.array([1.5, -1.5, 1.0, -1.0]),
-        kg.Knapsack([3, 1, 2, 2], jnp.arange(100) % 4 + 3, max_capacity=6),
-    )
-    baskets = Subsets(jnp.broadcast_to(truth, (100, 4)), limits, kg.Shannon()).sample(KEY)
-    chains = MCMC(
-        NUTS(EXAMPLE["model"]), num_warmup=30, num_samples=20, num_chains=2, chain_method="vectorized",
-        progress_bar=False,
-    )  # fmt: skip
-    chains.run(KEY, limits, 100, 4, baskets)
-    found = chains.get_samples()["appeal"]
-    assert found.shape == (40, 4) and jnp.isfinite(found).all()
-    assert jnp.abs(found.mean(0) - truth).max() < 1

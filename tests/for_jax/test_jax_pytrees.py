@@ -208,3 +208,28 @@ def test_models_are_mapped_and_compared():
     assert doubled["limit"] == kg.Knapsack([6, 2, 4, 4, 8], 12)
     assert doubled["smoothing"].gamma == 1.0
     assert jax.tree.all(jax.tree.map(lambda a, b: jnp.array_equal(a, b), model, jax.tree.map(lambda x: x, model)))
+
+
+@pytest.mark.parametrize("make", [
+    lambda costs: kg.Knapsack.from_real(costs, 1.3, resolution=50),
+    lambda costs: kg.MultiKnapsack.from_real([np.ones(6), costs], [3, 1.3], resolution=[3, 50]),
+], ids=["one budget", "two budgets"])  # fmt: skip
+def test_real_costs_compile_once_and_hide_their_units(make):
+    """Compiled code runs for constraints with other units, so it must not see those of the first."""
+    rng, theta, traces = np.random.default_rng(0), np.linspace(-1, 1, 6, dtype=np.float32), []
+
+    @jax.jit
+    def relax(limit: kg.Constraint, theta: jax.Array) -> jax.Array:
+        traces.append(limit)
+        return kg.relax(theta, limit, kg.Shannon())
+
+    for costs in rng.uniform(0.2, 1, (3, 6)):
+        limit = make(costs)
+        np.testing.assert_allclose(relax(limit, theta), kg.relax(theta, limit, kg.Shannon()), rtol=1e-5, atol=1e-6)
+    assert len(traces) == 1
+    assert jax.tree.map(lambda x: x, limit).budgets[0].tolist() == limit.budgets[0].tolist()
+    for seen in (lambda: jax.jit(lambda limit: float(limit.exact))(limit), lambda: jax.jit(lambda x: x)(limit).exact):
+        with pytest.raises(ValueError, match=r"cannot be read inside of a function that JAX compiles"):
+            seen()
+    relax(kg.Knapsack([1] * 6, 2), theta)
+    assert len(traces) == 2 and traces[-1].unit == 1, "one without units is another"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,17 @@ def test_weights_become_integers_exactly(weights, capacity, expected, limit):
         ([1.0, 2.0], -1.0, "must not be negative"),
         ([1.0, np.nan], 1.0, "must be finite"),
         ([1.0, np.inf], 1.0, "must be finite"),
-        ([[1.0, 2.0], [2.0, 1.0]], [1.0, 2.0], "one constraint"),
+        ([[1.0, 2.0], [2.0, 1.0]], [1.0], "capacity must have an entry per constraint"),
+        (
+            [[1.0, 2.0]] * 4,
+            [1.0] * 4,
+            r"at most 3 constraints.*got 2 x 2 x 2 x 2\. Give resolution=.*ort.knapsackModel",
+        ),
+        (
+            np.arange(3.01, 9.0, 0.1).round(2) * [[1.0], [2.0]],
+            [99.99, 88.88],
+            "at most 10,000,000 combinations; got 10,000 x 4,445",
+        ),
     ],
 )
 def test_bad_weights(weights, capacity, message):
@@ -165,8 +176,73 @@ def test_bad_calls():
         model.solve()
     with pytest.raises(ValueError, match="2 items, got shape"):
         model.setObj([1.0, 2.0, 3.0])
-    with pytest.raises(NotImplementedError, match="one knapsack constraint"):
+    with pytest.raises(NotImplementedError, match=r"with the model only.*unambRegret"):
         model.addConstr([1.0, 1.0], 1.0)
+
+
+# Several constraints
+
+
+def whole_numbers(constraints: int, seed: int, n: int = 10) -> tuple[np.ndarray, list[int], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(1, 9, (constraints, n))
+    return weights, [20] * constraints, (10 * rng.random((30, n))).astype(np.float32)
+
+
+@pytest.mark.parametrize("constraints", [2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_several_constraints_by_listing_and_by_a_solver(constraints, seed):
+    """30 instances for each of 10 sets of weights."""
+    ort = pytest.importorskip("pyepo.model.ort")
+    pytest.importorskip("ortools")
+    weights, capacity, costs = whole_numbers(constraints, seed)
+    subsets = np.array(list(itertools.product([0, 1], repeat=10)))
+    subsets = subsets[(subsets @ weights.T <= capacity).all(1)]
+    model, solver = knapsackModel(weights, capacity), ort.knapsackModel(weights, capacity)
+    for cost in costs:
+        model.setObj(cost)
+        solver.setObj(cost)
+        solution, objective = model.solve()
+        assert (weights @ solution <= capacity).all()
+        assert objective == pytest.approx((subsets @ cost).max(), rel=1e-6)
+        theirs = solver.solve()[1]  # stops at a relative gap of 1e-4
+        assert theirs - 1e-5 <= objective <= theirs * (1 + 1e-4)
+
+
+def test_decimals_of_two_digits_need_a_resolution():
+    weights, _, costs = pyepo.data.knapsack.genData(20, 4, 12, dim=2, deg=2, noise_width=0.5, seed=0)
+    capacity = [20.0, 20.0]
+    assert knapsackModel(weights, capacity).constraint.exact  # 2001 x 2001 states
+    model = knapsackModel(weights, capacity, resolution=100)
+    assert not model.constraint.exact
+    for cost in costs:
+        model.setObj(cost)
+        solution, objective = model.solve()
+        assert (weights @ solution <= capacity).all()
+        assert objective <= cost @ kg.solve(cost, model.constraint.optimistic) + 1e-6
+    with pytest.raises(ValueError, match="at_least must be 0"):
+        knapsackModel(weights, capacity, at_least=3)
+
+
+def test_nearest_neighbours_on_our_model():
+    from pyepo.data.dataset import optDatasetKNN
+
+    weights, capacity, costs = whole_numbers(2, 0)
+    features = np.random.default_rng(0).normal(size=(30, 3))
+    found = optDatasetKNN(knapsackModel(weights, capacity), features, costs, k=3, weight=0.5)
+    assert (found.sols.numpy() @ weights.T <= capacity).all()
+
+
+def test_our_losses_with_several_constraints():
+    weights, capacity, costs = whole_numbers(2, 0)
+    model = knapsackModel(weights, capacity)
+    theta, limit = torch.as_tensor(costs), kg.MultiKnapsack(weights, capacity)
+    torch.testing.assert_close(RKO(model, gamma=2.0)(theta), kg.relax(theta, limit, kg.Shannon(2.0)))
+    best = kg.solve(theta, limit)
+    expected = kg.fenchel_young_loss(theta, best, limit, kg.Gini(2.0)).mean()
+    torch.testing.assert_close(RKFY(model, gamma=2.0, regularizer="gini")(theta, best), expected)
+    rebuilt = knapsackModel(weights, capacity, resolution=10).rebuild()
+    assert rebuilt.constraint == knapsackModel(weights, capacity, resolution=10).constraint
 
 
 @pytest.mark.parametrize("shape", ["as PyEPO has them", "plain"])
@@ -224,17 +300,23 @@ METHODS = {
 }
 
 
+@pytest.mark.parametrize("constraints", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_pyepo_runs_unchanged_on_our_model_and_a_batch_is_one_call(method, dataset, solved):
+def test_pyepo_runs_unchanged_on_our_model_and_a_batch_is_one_call(method, constraints, dataset, solved):
     """Against the same class on the same model, which is made to answer row by row."""
     make, call, calls = METHODS[method]
+    model = partial(knapsackModel, WEIGHTS, CAPACITY)
+    if constraints == 2:
+        model = partial(knapsackModel, np.vstack([WEIGHTS, np.ones((1, 7))]), [*CAPACITY, 3])
+        dataset = optDataset(model(), FEATURES, COSTS)
+        solved.clear()
     batch = next(iter(DataLoader(dataset, batch_size=32)))
     results = []
     for ahead in (1024, 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(adapter, "_AHEAD", ahead)
             predicted = (batch[1] + torch.linspace(-2, 2, 7)).requires_grad_()
-            loss = call(make(knapsackModel(WEIGHTS, CAPACITY), dataset), predicted, *batch[1:])
+            loss = call(make(model(), dataset), predicted, *batch[1:])
             loss.backward()
             results.append((loss.detach(), predicted.grad))
         if ahead > 1:
@@ -359,7 +441,7 @@ def test_pyepos_own_knapsack_will_do(dataset):
     theirs = ort.knapsackModel(WEIGHTS, CAPACITY)
     _, costs, decisions, _ = dataset[:5]
     assert torch.equal(RKFY(theirs)(costs, decisions), RKFY(dataset.model)(costs, decisions))
-    with pytest.raises(TypeError, match="one constraint"):
+    with pytest.raises(TypeError, match="without further constraints"):
         RKFY(theirs.addConstr(np.ones(7), 2))
 
 

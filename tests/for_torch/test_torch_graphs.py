@@ -174,7 +174,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("what", INSIDE)
 def test_a_constraint_made_inside_is_the_one_made_outside(what, operation):
@@ -196,7 +196,8 @@ def test_frontiers_inside_a_graph():
     [
         (lambda: kg.Knapsack(COST, BUDGET), "give max_capacity="),
         (lambda: kg.MultipleChoice(OPTIONS, BUDGET), "give max_capacity="),
-        (lambda: kg.Knapsack(COST * 1.5, BUDGET, max_capacity=9), "weights must be integers"),
+        (lambda: kg.Knapsack(COST * 1.5, BUDGET, max_capacity=9), "weights must be integers.*call from_real outside"),
+        (lambda: kg.Knapsack.from_real(COST * 1.5, 4.0), "call it outside of the function"),
         (lambda: kg.TopK(-1), "k must not be negative"),
         (lambda: kg.Knapsack(WEIGHTS, 5, max_capacity=4), "max_capacity is 4, and capacity is 5"),
     ],
@@ -221,6 +222,13 @@ def test_what_is_wrong_with_an_argument_is_said_when_it_is_compiled(make, messag
 def test_what_is_wrong_with_values_is_said_when_the_graph_runs(make):
     with pytest.raises(ValueError, match=r"instance \d .* has a capacity or k"):
         compiled(lambda theta, budget: kg.relax(theta, make(budget), kg.Gini()))(numbers(4, 6), BUDGET)
+
+
+def test_a_gamma_that_is_not_positive_is_said_when_the_graph_runs():
+    relax = compiled(lambda theta, gamma: kg.relax(theta, kg.TopK(2), kg.Gini(gamma)))
+    relax(numbers(4, 6), torch.tensor(0.5))
+    with pytest.raises(ValueError, match=r"gamma must be positive, got -0\.5"):
+        relax(numbers(4, 6), torch.tensor(-0.5))
 
 
 # torch.export.

@@ -11,13 +11,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 import knapgrad as kg
-from knapgrad.kernels.triton import from_torch
+from knapgrad.kernels.triton import from_torch, from_torch_boxes, plan
 
 CONSTRAINTS = {
     "registers": (kg.Knapsack([1, 2, 3, 4], 6, at_least=2), 4),
     "memory": (kg.Knapsack(np.full(40, 50), 1500), 40),
     "shared rows": (kg.Knapsack(np.full(4, 20_000), 50_000), 4),
+    "a pipeline": (kg.TopK(70), 90),
+    "a pipeline of picks that move by several states": (kg.Knapsack(np.full(40, 3), 100, at_least=90), 40),
     "options": (kg.MultipleChoice(np.array([[1, 2], [2, 3]]), 4), 4),
+    "several budgets": (kg.MultiKnapsack([[1, 1, 1, 1], [3, 0, 2, 4]], [3, 6]), 4),
     "many options": (kg.MultipleChoice(np.arange(1, 19).reshape(2, 9), 14), 18),
 }
 UNIT = np.ones(())
@@ -50,6 +53,8 @@ def main() -> None:
 
     JITFunction.run = compile_only
     for turn, (name, (constraint, n)) in enumerate(CONSTRAINTS.items()):
+        plan.PIPELINED = (1, 0, 0) if "pipeline" in name else (0, 0, 0)
+        plan.tiles.cache_clear()
         lattice = constraint.lattice(n)
         tensors = {
             key: torch.from_numpy(np.array(getattr(lattice, key)))
@@ -60,12 +65,13 @@ def main() -> None:
         theta = torch.zeros(3, n, dtype=(torch.float32, torch.float64)[turn % 2])
         regularizer, y = ("shannon", "gini", "tsallis")[turn % 3], theta.new_zeros(2, 3, n)
         problem = lattice, UNIT, regularizer
-        from_torch.vjp(theta, theta, *problem)
-        from_torch.frontier(theta, *problem)
-        if name == "shared rows":
+        kernels = from_torch_boxes if lattice.box else from_torch
+        kernels.vjp(theta, theta, *problem)
+        kernels.frontier(theta, *problem)
+        if name == "shared rows" or lattice.box:
             continue
-        from_torch.log_prob_vjp(theta, y, y[..., 0], *problem)
-        (from_torch.mode if turn % 2 else from_torch.sample)(theta, *[y] * (1 - turn % 2), *problem)
+        kernels.log_prob_vjp(theta, y, y[..., 0], *problem)
+        (kernels.mode if turn % 2 else kernels.sample)(theta, *[y] * (1 - turn % 2), *problem)
     print(len(compiled))
 
 

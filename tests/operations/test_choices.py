@@ -524,7 +524,7 @@ CASES: dict[str, tuple[Callable[[Backend], Any], str]] = {
     "a single weight": (make(2, 4), r"weights.*one entry per option.*\(groups, options\).*\(\)"),
     "no options": (make(np.ones((3, 0), int), 4), r"weights.*one entry per option.*\(3, 0\)"),
     "negative weight": (make([[1, -2]], 4), r"weights.*negative.*-2 at index \(0, 1\)"),
-    "fractional weight": (make([1, 2.5], 4), r"weights.*whole.*2\.5 at index 1; .*MultipleChoice\.from_real"),
+    "fractional weight": (make([1, 2.5], 4), r"weights.*whole.*2\.5 at index 1; .*from_real"),
     "weights of text": (make(["a", "b"], 4), r"weights.*integers"),
     "negative capacity": (make([1, 2], -4), r"capacity.*negative.*-4"),
     "fractional capacity": (make([1, 2], 4.5), r"capacity.*whole.*4\.5"),

@@ -32,7 +32,7 @@ def near_ties(constraint: str, n: int, scale: float, seed: int = 0) -> Problem:
     return Problem(sign * scale * weights / 8 + noise, weights, capacity, at_least=least)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 @needs_long_double
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])

@@ -463,7 +463,8 @@ def test_a_quick_run_writes_rows_times_and_a_figure(tmp_path):
     times = json.loads((tmp_path / "assortment_time.json").read_text())
     assert len(times["rows"]) == 3 * len(agents.EXPLORERS) and measure.BASELINE in agents.EXPLORERS
     assert set(times["transitions_a_second"]) == set(policies.POLICIES)
-    assert (tmp_path / "assortment.png").stat().st_size > 10_000
+    for part in ("learning", "revenue", "covariance", "time"):
+        assert (tmp_path / f"assortment_{part}.png").stat().st_size > 10_000
     assert "SRL Tsallis" in done.stdout and "expert" in done.stdout
 
 

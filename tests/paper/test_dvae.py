@@ -476,7 +476,7 @@ def test_a_quick_run_stops_in_time_goes_on_and_reports(tmp_path, run_command):
     assert sorted(rows) == sorted((name, 0, epoch) for name in ("Gini", "hard top-k, ST") for epoch in (1, 2))
     times = json.loads((tmp_path / "dvae_time.json").read_text())["rows"]
     assert [row["bottleneck"] for row in times] == ["Gini", "hard top-k, ST"]
-    for figure in ("dvae_sum-2.png", "dvae_examples_sum-2.png"):
+    for figure in ("dvae_sum-2_error.png", "dvae_sum-2_style_divergence.png", "dvae_examples_sum-2.png"):
         assert (tmp_path / figure).stat().st_size > 10_000
     assert "hard top-k, ST" in done.stdout and "share" in done.stdout
     for checkpoint in (tmp_path / "checkpoints").iterdir():

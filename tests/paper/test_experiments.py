@@ -147,7 +147,8 @@ def test_a_quick_run_draws_its_figure(tmp_path):
     assert {row["sees"] for row in rows if row["method"] in ("MSE", "SPO+")} == {"values"}
     times = json.loads((tmp_path / "pyepo_knapsack_time.json").read_text())["rows"]
     assert {row["method"] for row in times} == methods | {"PFY, 10 samples, without PyEPO"}
-    assert (tmp_path / "pyepo_knapsack.png").stat().st_size > 10_000
+    for part in ("time", "regret", "regret_decisions"):
+        assert (tmp_path / f"pyepo_knapsack_{part}.png").stat().st_size > 10_000
     assert "DP Shannon" in done.stdout
 
 

@@ -30,7 +30,7 @@ class SubsetDistribution:
 
     Args:
         theta: scores (*batch, n) or (*batch, groups, options).
-        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`.
+        constraint: what may be selected, for example a :class:`knapgrad.Knapsack`.
         regularizer: with its gamma. For :class:`knapgrad.Shannon`, p(y) is proportional to exp(<theta, y> / gamma).
 
     >>> import jax, jax.numpy as jnp, knapgrad as kg

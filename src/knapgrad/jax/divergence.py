@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from knapgrad.jax import operators
 from knapgrad.kernels import jax_scan
-from knapgrad.lattice import INFEASIBLE, Lattice, tournament
+from knapgrad.lattice import INFEASIBLE, Lattice, fits, tournament
 from knapgrad.regularizers import functions, rebind
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _probabilities(scores: Array, w: Array, lattice: Lattice, regularizer: str) 
     def step(V: Array, choice: Any) -> Any:
         score, w = choice
         shifted = jax.vmap(lambda w: jax_scan.shifted(V, w, lattice.heaviest))(w)
-        nodes = list(jnp.where(c >= w[:, None], shifted + score[:, None], INFEASIBLE))
+        nodes = list(jnp.where(fits(c, w[:, None], lattice.box), shifted + score[:, None], INFEASIBLE))
         shares = [jnp.ones_like(V) for _ in nodes]
         for low, middle, high in tournament(len(nodes)).tolist():
             skip, pick = nodes[low], nodes[middle]

@@ -24,9 +24,11 @@ class Relax:
     """Scores to the relaxed selection.
 
     Args:
-        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`.
+        constraint: what may be selected, for example a :class:`knapgrad.Knapsack`.
         regularizer: with its gamma, which is learned if it is an array.
-        hard: whether the result is the best selection, zeros and ones, with the derivative of the relaxed one.
+        hard: whether the result is the best selection, zeros and ones, with the derivative of the relaxed one. It is
+            what ``straight_through=True`` of :class:`knapgrad.torch.Relax` does in training, and ``hard_eval=True`` in
+            evaluation: JAX has no such modes, so ``dataclasses.replace(layer, hard=True)`` makes the layer for use.
 
     >>> import jax.numpy as jnp, knapgrad as kg
     >>> layer = kg.jax.Relax(kg.TopK(1), kg.Gini(1.0))
@@ -50,7 +52,7 @@ class Sample:
     """Scores and a key to a random selection, with the derivative of its mean.
 
     Args:
-        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`.
+        constraint: what may be selected, for example a :class:`knapgrad.Knapsack`.
         regularizer: with its gamma.
 
     >>> import jax, jax.numpy as jnp, knapgrad as kg

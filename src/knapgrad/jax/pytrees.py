@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from knapgrad.values import Value
+from knapgrad.real import hidden
+from knapgrad.values import Aside, Value
 
 
 def register(cls: type[Value]) -> None:
@@ -27,6 +28,8 @@ def register(cls: type[Value]) -> None:
 
     def unflatten(structure: Any, leaves: Any) -> Value:
         names, static = structure
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):  # what is compiled runs for other scales as well
+            static = [(name, Aside(hidden(x.content)) if isinstance(x, Aside) else x) for name, x in static]
         return cls._assembled(dict(zip(names, leaves)), dict(static))
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

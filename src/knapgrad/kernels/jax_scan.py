@@ -18,13 +18,15 @@ import numpy as np
 from jax import lax
 
 from knapgrad import regularizers
-from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST, Lattice
+from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST, Lattice, fits
 
 Array = jax.Array
 float64 = jax.enable_x64
 
 # Arrays are leaves; what gives tables their shapes is known when a function is compiled.
-jax.tree_util.register_dataclass(Lattice, ["weights", "capacity", "slack", "sizes"], ["reach", "heaviest", "options"])
+jax.tree_util.register_dataclass(
+    Lattice, ["weights", "capacity", "slack", "sizes"], ["reach", "heaviest", "options", "box"]
+)
 
 
 def _functions(regularizer: str) -> dict[str, Callable[..., Any]]:
@@ -147,9 +149,9 @@ def _fill(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> tup
 
     def step(V: Array, item: tuple[Array, Array]) -> Any:
         score, w = item
-        fits = c >= w
+        inside = fits(c, w, lattice.box)
         joined, q = smooth(shifted(V, w, lattice.heaviest) + score, V)
-        return jnp.where(fits, joined, V), jnp.where(fits, q, 0)
+        return jnp.where(inside, joined, V), jnp.where(inside, q, 0)
 
     def choose(V: Array, choice: tuple[Array, Array]) -> Any:
         scores, w = choice
@@ -193,10 +195,10 @@ def _follow(lattice: Lattice, regularizer: str, Q: Array, direction: str, z: Arr
 
     def step(T: Array, item: tuple[Array, Array, Array]) -> Any:
         q, w, z_i = item
-        fits = c >= w
+        inside = fits(c, w, lattice.box)
         added, slope = source(q, z_i)
         change = shifted(T, w, lattice.heaviest) - T
-        return jnp.where(fits, T + q * change + added, T), jnp.where(fits, dprob(q) * (change + slope), 0)
+        return jnp.where(inside, T + q * change + added, T), jnp.where(inside, dprob(q) * (change + slope), 0)
 
     def join(pick: Array, skip: Array, picked: Array, skipped: Array) -> tuple[Array, ...]:
         mass, change = picked + skipped, pick - skip
@@ -383,7 +385,8 @@ def mode(theta: Array, lattice: Lattice, gamma: Array, regularizer: str) -> Arra
 
     def step(M: Array, item: Any) -> Any:
         q, w = item[0].astype(M.dtype), item[1]
-        pick = jnp.where(c >= w, shifted(M, w, lattice.heaviest) + log(q), INFEASIBLE)
+        inside = fits(c, w, lattice.box)
+        pick = jnp.where(inside, shifted(M, w, lattice.heaviest) + log(q), INFEASIBLE)
         skip = M + log(1.0 - q)
         return jnp.maximum(jnp.where(pick > skip, pick, skip), INFEASIBLE), (pick > skip) + 0.0 * item[0]  # [mode]
 

@@ -153,6 +153,11 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
 
 
 def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
+    n = theta.shape[-1]
+    if theta.is_cpu and type(n) is int:  # a tensor while torch.jit traces
+        plain = constraint.lattice(n)
+        if type(plain.weights) is np.ndarray:  # the same whether torch.compile traces or not: asking takes time
+            return plain
     if torch.compiler.is_compiling():
         return _lattice_in_graph(constraint, theta)
     if torch.jit.is_tracing():  # type: ignore[attr-defined]

@@ -27,9 +27,11 @@ class SubsetDistribution(Distribution):
 
     Args:
         theta: scores (*batch, n) or (*batch, groups, options).
-        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`.
+        constraint: what may be selected, for example a :class:`knapgrad.Knapsack`.
         regularizer: with its gamma. For :class:`knapgrad.Shannon`, p(y) is proportional to exp(<theta, y> / gamma).
-        validate_args: as for every torch distribution; if False, an infeasible selection has log-probability -inf.
+        validate_args: as for every torch distribution: if True, the log-probability of an infeasible selection is an
+            error, and if False it is -inf. None means torch's global default, which is True until ``torch.compile`` is
+            used in the process and False from then on; give True or False to be sure.
 
     >>> import torch, knapgrad as kg
     >>> pairs = kg.torch.SubsetDistribution(torch.zeros(4), kg.TopK(2), kg.Shannon())

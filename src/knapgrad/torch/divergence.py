@@ -12,7 +12,7 @@ from torch.distributions import register_kl
 
 from knapgrad import ops
 from knapgrad.arguments import broadcasts
-from knapgrad.lattice import INFEASIBLE, Lattice, tournament
+from knapgrad.lattice import INFEASIBLE, Lattice, fits, tournament
 from knapgrad.regularizers import functions, rebind
 from knapgrad.torch import backend, operators
 from knapgrad.torch.distribution import SubsetDistribution
@@ -47,8 +47,10 @@ def _same(p: SubsetDistribution, q: SubsetDistribution) -> bool:
         return fits and bool(np.all(x == y))
 
     a, b = (x.constraint.lattice(x._scores.shape[-1]) for x in (p, q))
-    return a.options == b.options and all(
-        equal(getattr(a, name), getattr(b, name)) for name in ("weights", "capacity", "slack")
+    return (
+        a.options == b.options
+        and a.box == b.box
+        and all(equal(getattr(a, name), getattr(b, name)) for name in ("weights", "capacity", "slack"))
     )
 
 
@@ -119,7 +121,7 @@ def _probabilities(
     table = []
     for k in range(theta.shape[-1] // (lattice.options or 1)):
         moves = zip(_step(scores, k, lattice.options), _step(weights, k, lattice.options))
-        nodes = [_shifted(V, w, INFEASIBLE) + score.unsqueeze(-1) for score, w in moves]
+        nodes = [_shifted(V, w, INFEASIBLE, lattice.box) + score.unsqueeze(-1) for score, w in moves]
         shares = [torch.ones_like(V) for _ in nodes]
         for low, middle, high in tournament(len(nodes)).tolist():
             skip, pick = nodes[low], nodes[middle]
@@ -135,12 +137,12 @@ def _probabilities(
     return table
 
 
-def _shifted(row: Tensor, w: Tensor, fill: float) -> Tensor:
+def _shifted(row: Tensor, w: Tensor, fill: float, box: tuple[int, ...] = ()) -> Tensor:
     """``row[c - w]`` for every c, and ``fill`` where that does not exist."""
-    index = torch.arange(row.shape[-1], device=row.device) - w.unsqueeze(-1)
-    fits = ((index >= 0) & (index < row.shape[-1])).expand(row.shape)
-    index = index.clamp(0, row.shape[-1] - 1).expand(row.shape)
-    return torch.where(fits, row.gather(-1, index), fill)
+    c, w = torch.arange(row.shape[-1], device=row.device), w.unsqueeze(-1)
+    inside = (fits(c, w, box) & (c - w < row.shape[-1])).expand(row.shape)
+    index = (c - w).clamp(0, row.shape[-1] - 1).expand(row.shape)
+    return torch.where(inside, row.gather(-1, index), fill)
 
 
 def _relative(a: Tensor, b: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class Relax(_Layer):
     """The relaxed selection as a layer: ``(*batch, n) -> (*batch, n)``, with its exact gradient.
 
     Args:
-        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`, which is
+        constraint: what may be selected, for example a :class:`knapgrad.Knapsack`, which is
             saved in ``state_dict``; None if it is given with each call.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact 0/1 selection (:func:`knapgrad.solve`) instead.
@@ -182,7 +182,7 @@ class Sample(_Layer):
     """The stochastic layer: a random feasible 0/1 selection forwards, the exact gradient of its mean backwards.
 
     Args:
-        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`, which is
+        constraint: what may be selected, for example a :class:`knapgrad.Knapsack`, which is
             saved in ``state_dict``; None if it is given with each call.
         regularizer: with its gamma, which may be an ``nn.Parameter``.
         hard_eval: in eval mode give the exact selection (:func:`knapgrad.solve`) instead of a random one.
@@ -218,7 +218,7 @@ class FenchelYoungLoss(_Selection):
     """:func:`knapgrad.fenchel_young_loss` with a reduction: ``(*batch, n), (*batch, n) -> ()``.
 
     Args:
-        constraint: a :class:`knapgrad.TopK`, :class:`knapgrad.Knapsack` or :class:`knapgrad.MultipleChoice`, which is
+        constraint: what may be selected, for example a :class:`knapgrad.Knapsack`, which is
             saved in ``state_dict``; None if it is given with each call.
         regularizer: with its gamma.
         reduction: "mean", "sum", or "none" for one loss per instance.
@@ -253,6 +253,9 @@ class GammaSchedule:
         last: the gamma after the last step.
         steps: how many calls of :meth:`step` there will be. More of them change nothing.
 
+    :meth:`state_dict` and :meth:`load_state_dict` save it with a checkpoint and go on from there, with the gamma that
+    the layers had.
+
     >>> import torch, knapgrad as kg
     >>> layer = kg.torch.Relax(kg.TopK(2), kg.Gini(1.0))
     >>> schedule = kg.torch.GammaSchedule(layer, last=0.01, steps=2)
@@ -286,9 +289,11 @@ class GammaSchedule:
             layer.gamma = first * (self.last / first) ** (self.done / self.steps)
 
     def state_dict(self) -> dict[str, Any]:
+        """The steps that are done, and from which gamma to which, to be saved with that of the optimizer."""
         return {name: getattr(self, name) for name in ("first", "last", "steps", "done")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state, and sets the gamma of all layers to what it was."""
         if len(state["first"]) != len(self.layers):
             raise ValueError(f"the state is of {len(state['first'])} layers, and the model has {len(self.layers)}")
         self.first, self.last, self.steps, self.done = (state[name] for name in ("first", "last", "steps", "done"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from knapgrad.torch import private
-from knapgrad.torch.registration import Kept, Signature, define, kernel_of
+from knapgrad.torch.registration import Kept, Signature, define, define_plain, kernel_of
 
 
 def no_derivative(what: str) -> NotImplementedError:
@@ -50,7 +50,7 @@ def _precise(kept: Kept, x: Tensor) -> Tensor:
 
 def divide(x: Tensor, gamma: Any) -> Tensor:
     """x (*batch, n) / gamma."""
-    if isinstance(gamma, float) or (type(gamma) is np.ndarray and gamma.ndim == 0):
+    if (type(gamma) is np.ndarray and gamma.ndim == 0) or isinstance(gamma, float):
         number = float(gamma)
         return x if number == 1.0 else x / number
     return x / _per_item(torch.as_tensor(gamma).to(x.dtype))
@@ -88,19 +88,20 @@ def _value_and_selection(theta: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 # operator: value and relax. recall: the same, where both are already known.
 
 
-def _keep_selection(output: Any, relaxed: bool = True) -> dict[str, Any]:
-    return {"y": output[1] if relaxed else None}
+def _keep_selection(output: Any, relaxed: bool = True) -> Tensor | None:
+    return output[1] if relaxed else None
 
 
 def _selection(kept: Kept) -> Tensor:
-    return operator(kept.theta, *kept.problem, True)[1] if kept.y is None else kept.y
+    return operator(kept.theta, *kept.problem, True)[1] if kept.result is None else kept.result
 
 
 def _operator_backward(kept: Kept, grad_value: Tensor | None, grad_y: Tensor | None) -> dict[str, Tensor | None]:
     grad, theta = None, _precise(kept, kept.theta)
     if grad_value is not None:
-        is_kept = kept.y is not None and theta.dtype == kept.y.dtype
-        y = kept.y if is_kept else operator(theta, *kept.problem, True)[1]
+        y = kept.result
+        if y is None or theta.dtype != y.dtype:
+            y = operator(theta, *kept.problem, True)[1]
         grad = grad_value.unsqueeze(-1).to(y.dtype) * y
     if grad_y is not None:
         product = vjp(theta, _precise(kept, grad_y), *kept.problem)
@@ -143,13 +144,12 @@ recall = define(
 # relax: the same, without the value.
 
 
-def _relax_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
+def _relax_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None] | Tensor:
     if grad is None:
         return {}
-    theta = kept.theta
-    if kept.wants_gamma:
-        theta, grad = theta.double(), grad.double()
-    return _through_scale(kept, vjp(theta, grad, *kept.problem))
+    if not kept.wants_gamma:
+        return divide(vjp(kept.theta, grad, *kept.problem), kept.gamma)
+    return _through_scale(kept, vjp(kept.theta.double(), grad.double(), *kept.problem))
 
 
 def _relax_jvp(kept: Kept, tangents: dict[str, Any]) -> Tensor:
@@ -215,16 +215,16 @@ tabulate = define("tabulate", Signature(returns="(Tensor, Tensor, Tensor)"), fak
 def _log_prob_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
     if grad is None:
         return {}
-    grad = torch.where(torch.isneginf(kept.log_prob), 0.0, grad)
-    return _through_scale(kept, log_prob_vjp(kept.theta, kept.y, grad, *kept.problem))
+    grad = torch.where(torch.isneginf(kept.result), 0.0, grad)
+    return _through_scale(kept, log_prob_vjp(*kept.own, grad, *kept.problem))
 
 
 log_prob = define(
     "log_prob",
     Signature(own=("theta", "y"), sampled=("y",), options=_TABLE, samples=True),
     fake=lambda theta, y, *_: theta.new_empty(y.shape[:-1]),
-    keep=("theta", "y"),
-    keep_of=lambda output, table: {"log_prob": output},
+    keep=2,
+    keep_of=lambda output, table: output,
     backward=_log_prob_backward,
 )
 log_prob_vjp = define(
@@ -280,11 +280,13 @@ frontier_vjp = define(
 # uniforms: random numbers from a generator, of which torch.compile cannot make an input of a graph.
 
 
-@torch.library.custom_op("knapgrad::uniforms", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded])
-def uniforms(like: Tensor, shape: Sequence[int], handle: int) -> Tensor:
+def _draw(like: Tensor, shape: Sequence[int], handle: int) -> Tensor:
     return torch.rand(shape, generator=private.GENERATORS[handle], dtype=like.dtype, device=like.device)
 
 
-@uniforms.register_fake
-def _(like: Tensor, shape: Sequence[int], handle: int) -> Tensor:
-    return like.new_empty(shape)
+uniforms = define_plain(
+    "uniforms(Tensor like, SymInt[] shape, int handle) -> Tensor",
+    _draw,
+    fake=lambda like, shape, handle: like.new_empty(shape),
+    tags=[torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag],
+)

@@ -60,16 +60,31 @@ def below_autograd() -> AbstractContextManager[Any]:
 CONSTANTS = {Lattice, np.ndarray, str, bool, int, float, type(None)}
 
 
+def arrays_of(arguments: tuple[Any, ...]) -> list[Any] | None:
+    """The arguments with arrays in place of tensors, if the dispatcher would only call the kernel for the CPU; None if
+    not. Skipping it saves as much time as a small kernel takes. Replacement: None."""
+    is_special, profiler, arrays = FOUND["is_special"], FOUND["profiler"], []
+    if is_special is None or (profiler is not None and profiler._is_profiler_enabled):
+        return None
+    for x in arguments:
+        if type(x) not in CONSTANTS:
+            if not x.is_cpu or is_special(x):  # a subclass, in a transform, in a mode, or sparse
+                return None
+            x = x.numpy(force=True)  # it computes tensors that are to be negated or filled with zeros first
+        arrays.append(x)
+    return arrays
+
+
 def is_plain(arguments: tuple[Any, ...]) -> bool:
-    """Whether the dispatcher would only call the kernel of the device that the tensors are on; some may be on the CPU.
-    Skipping it saves as much time as a small kernel takes. Replacement: no."""
-    is_special, keys = FOUND["is_special"], FOUND["keys"]  # special: a subclass, in a transform, in a mode, or sparse
+    """Whether the dispatcher would only call the kernel for CUDA devices; some tensors may be on the CPU. Replacement:
+    no."""
+    is_special, keys = FOUND["is_special"], FOUND["keys"]
     if is_special is None or keys is None:
         return False
     for x in arguments:
         if type(x) in CONSTANTS:
             continue
-        if is_special(x) or not (x.is_cpu or (x.is_cuda and keys(x) == _plain_keys())):  # numpy() resolves the rest
+        if is_special(x) or not (x.is_cpu or (x.is_cuda and keys(x) == _plain_keys())):
             return False
     return True
 

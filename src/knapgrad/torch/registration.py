@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy, is_grad_enabled
+from torch.compiler import is_compiling
 
 from knapgrad.kernels import numba
 from knapgrad.lattice import Lattice
@@ -88,17 +88,17 @@ class Signature:
 
 def _sizes(lattice: Lattice) -> Tensor:
     if lattice.sizes is None:
-        return torch.stack([open_integer(lattice.reach), open_integer(lattice.heaviest)])
+        return torch.stack([open_integer(x) for x in (lattice.reach, lattice.heaviest, *lattice.box)])
     return as_tensor(lattice.sizes) if isinstance(lattice.sizes, np.ndarray) else lattice.sizes
 
 
 def _lattice(weights: Tensor, capacity: Tensor, slack: Tensor | None, sizes: Tensor, options: int) -> Lattice:
-    return Lattice(weights, capacity, slack, None, None, options, sizes)
+    return Lattice(weights, capacity, slack, None, None, options, sizes=sizes)
 
 
 def as_tensor(x: np.ndarray) -> Tensor:
     """Copies read-only arrays, of which torch warns; torch.compile does not know that flag."""
-    return torch.from_numpy(x if torch.compiler.is_compiling() or x.flags.writeable else x.copy())
+    return from_numpy(x if is_compiling() or x.flags.writeable else x.copy())
 
 
 def open_integer(x: Any) -> Tensor:
@@ -106,7 +106,24 @@ def open_integer(x: Any) -> Tensor:
     return x if isinstance(x, Tensor) else torch.full((), x, dtype=torch.int64)
 
 
-Kept = SimpleNamespace  # what an operator keeps for its derivative, by name
+class Kept:
+    """What an operator keeps for its derivative.
+
+    Attributes:
+        own: the first of its own tensors; theta is the first of them.
+        problem: lattice, gamma and regularizer.
+        result: what was kept of its results; None if nothing was.
+        wants_theta, wants_gamma: which gradients are needed.
+    """
+
+    __slots__ = ("gamma", "own", "problem", "result", "theta", "wants_gamma", "wants_theta")
+    own: tuple[Tensor, ...]
+    problem: tuple[Lattice, Any, str]
+    result: Any
+    theta: Tensor
+    gamma: Any
+    wants_theta: bool
+    wants_gamma: bool
 
 
 def define(
@@ -115,9 +132,9 @@ def define(
     *,
     fake: Callable[..., Any],
     kernel: Callable[..., Any] | None = None,
-    keep: tuple[str, ...] = ("theta",),
-    keep_of: Callable[..., dict[str, Any]] | None = None,
-    backward: Callable[..., dict[str, Tensor | None]] | None = None,
+    keep: int = 1,
+    keep_of: Callable[..., Tensor | None] | None = None,
+    backward: Callable[..., dict[str, Tensor | None] | Tensor] | None = None,
     jvp: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Registers ``torch.ops.knapgrad.<name>``; returns what to call, with arguments in the order of
@@ -126,17 +143,16 @@ def define(
     Args:
         fake: the shapes of the results, from the arguments.
         kernel: what to run on every device; None for the kernel of that name on each.
-        keep: arguments that the derivative needs, besides ``problem``: lattice, gamma and regularizer.
-        keep_of: ``(output, **options) -> what else it needs``, tensors or None.
-        backward: ``(kept, *grads) -> gradients by name of the argument``. ``kept.wants_theta`` and ``kept.wants_gamma``
-            say which are needed.
+        keep: how many of its own tensors, from theta on, the derivative needs.
+        keep_of: ``(output, *options) -> what it needs of the results``, a tensor or None.
+        backward: ``(kept, *grads) -> gradients by name of the argument``, or that of theta alone.
         jvp: ``(kept, tangents by name) -> tangents of the results``.
     """
     qualified = f"knapgrad::{name}"
     torch.library.define(qualified, signature.schema, lib=_library, tags=[torch.Tag.pt2_compliant_tag])
     label = "knapgrad::value_and_relax" if name == "operator" else qualified  # in a profile
     at, end = len(signature.own), len(signature.own) + (2 if signature.smoothed else 1)  # theta .., lattice, gamma
-    run = kernel or kernel_of(name, at)
+    run, on_cpu = kernel or kernel_of(name, at), None if kernel else getattr(numba, name)
 
     def of_flat(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *flat: function(*signature.whole(flat))
@@ -149,6 +165,11 @@ def define(
 
     def run_plain(*arguments: Any) -> Any:
         """Calls the kernel directly, if the dispatcher would do nothing else."""
+        if on_cpu is not None and type(arguments[at].weights) is np.ndarray:
+            arrays = private.arrays_of(arguments)
+            if arrays is not None:
+                results = on_cpu(*arrays)
+                return from_numpy(results) if type(results) is np.ndarray else tuple(map(from_numpy, results))
         if private.is_plain(arguments[:end]):  # options are tensors of ours
             if private.is_profiling():
                 with torch.profiler.record_function(label):  # as the dispatcher would
@@ -160,13 +181,13 @@ def define(
     if backward is None:
 
         def call_constant(*arguments: Any) -> Any:
-            is_traced = torch.compiler.is_compiling() or private.is_transforming()
+            is_traced = is_compiling() or private.is_transforming()
             return operator(*signature.flat(arguments)) if is_traced else run_plain(*arguments)
 
         return call_constant
 
-    flat = _Derivative(tuple(signature.flat_types), keep, tuple(signature.options), keep_of, backward, jvp)
-    whole = _Derivative(signature.names, keep, tuple(signature.options), keep_of, backward, jvp)
+    parts = keep, keep_of, backward, jvp
+    flat, whole = _Derivative(tuple(signature.flat_types), at, *parts), _Derivative(signature.names, at, *parts)
     torch.library.register_autograd(qualified, flat.backward, setup_context=flat.setup, lib=_library)
 
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -179,11 +200,11 @@ def define(
     functional.vmap = staticmethod(_vmap_rule(signature, functional.apply))  # type: ignore[method-assign]
 
     def call(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return operator(*signature.flat(arguments))
         if private.is_transforming():
             return functional.apply(*signature.flat(arguments))
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             for x in arguments[:end]:
                 if type(x) not in CONSTANTS and x.requires_grad:
                     return eager(*arguments)
@@ -192,23 +213,35 @@ def define(
     return call
 
 
+def define_plain(schema: str, function: Callable[..., Any], *, fake: Callable[..., Any], tags: list[Any]) -> Any:
+    """An operator of tensors and numbers without a derivative, the same on every device."""
+    name = schema.split("(")[0]
+    torch.library.define(f"knapgrad::{name}", schema[len(name) :], lib=_library, tags=tags)
+    torch.library.impl(f"knapgrad::{name}", "default", function, lib=_library)
+    torch.library.register_fake(f"knapgrad::{name}", fake, lib=_library)
+    return getattr(torch.ops.knapgrad, name).default
+
+
 class _Derivative:
-    """The derivative of an operator as autograd wants it: what is kept, and gradients in the order of the arguments."""
+    """The derivative of an operator as autograd wants it: what is kept, and gradients in the order of the arguments.
+
+    A small call notices every line of it, hence places in place of names.
+    """
 
     def __init__(
         self,
         names: tuple[str, ...],
-        keep: tuple[str, ...],
-        options: tuple[str, ...],
-        keep_of: Callable[..., dict[str, Any]] | None,
-        backward: Callable[..., dict[str, Tensor | None]],
+        at: int,  # where the problem begins, as a lattice or as its fields
+        keep: int,
+        keep_of: Callable[..., Tensor | None] | None,
+        backward: Callable[..., dict[str, Tensor | None] | Tensor],
         jvp: Callable[..., Any] | None,
     ) -> None:
-        self.names, self.keep_of, self._backward, self._jvp = names, keep_of, backward, jvp
-        always = ("lattice", *_LATTICE, *_SMOOTHING)
-        self.kept = [(name, position) for position, name in enumerate(names) if name in keep or name in always]
-        self.options = [(name, position) for position, name in enumerate(names) if name in options]
-        self.gamma = names.index("gamma")
+        self.names, self.at, self.keep, self.keep_of = names, at, keep, keep_of
+        self._backward, self._jvp = backward, jvp
+        self.places = {name: place for place, name in enumerate(names)}
+        self.gamma, self.end = self.places["gamma"], self.places["regularizer"] + 1
+        self.others = (None,) * (len(names) - 1)
 
     @property
     def parts(self) -> dict[str, Callable[..., Any]]:
@@ -216,39 +249,41 @@ class _Derivative:
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps tensors by autograd's rules, the rest as it is."""
-        plain, names, tensors = {}, [], []
-        for name, position in self.kept:
-            x = inputs[position]
-            if type(x) not in CONSTANTS and isinstance(x, Tensor):
-                names.append(name)
-                tensors.append(x)
-            else:
-                plain[name] = x
+        tensors, problem = inputs[: self.keep], inputs[self.at : self.end]
+        places: tuple[int, ...] = ()
+        if len(problem) > 3 or type(problem[1]) is not np.ndarray:  # the fields of a lattice, or a gamma to learn
+            places = tuple(place for place, x in enumerate(problem) if isinstance(x, Tensor))
+            tensors += tuple(problem[place] for place in places)
+            problem = tuple(None if place in places else x for place, x in enumerate(problem))
         if self.keep_of is not None:
-            more = self.keep_of(output, **{name: inputs[position] for name, position in self.options})
-            plain |= {name: x for name, x in more.items() if x is None}
-            names += [name for name, x in more.items() if x is not None]
-            tensors += [x for x in more.values() if x is not None]
-        ctx.plain, ctx.names = plain, names
+            result = self.keep_of(output, *inputs[self.end :])
+            tensors += () if result is None else (result,)
+        ctx.problem, ctx.places = problem, places
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         if private.is_forward_mode():  # only then: it makes a cycle that would keep the output until it is collected
             ctx.save_for_forward(*tensors)
 
     def restore(self, ctx: Any) -> Kept:
-        kept = Kept(**ctx.plain)
-        attributes = kept.__dict__
-        attributes.update(zip(ctx.names, ctx.saved_tensors))
-        if "lattice" not in attributes:
-            kept.lattice = _lattice(*(attributes[name] for name in _LATTICE))
-        kept.problem = kept.lattice, kept.gamma, kept.regularizer
+        tensors, problem, places, end = ctx.saved_tensors, ctx.problem, ctx.places, self.keep
+        if places:
+            problem, end = list(problem), end + len(places)
+            for place, x in zip(places, tensors[self.keep :]):
+                problem[place] = x
+        if len(problem) > 3:  # the fields of a lattice
+            problem = _lattice(*problem[: len(_LATTICE)]), *problem[len(_LATTICE) :]
+        kept = Kept()
+        kept.problem, kept.theta, kept.gamma, kept.result = problem, tensors[0], problem[1], None
+        kept.own = tensors
+        if len(tensors) > self.keep:
+            kept.own, kept.result = tensors[: self.keep], tensors[end] if tensors[end:] else None
         return kept
 
     def backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         kept, needed = self.restore(ctx), ctx.needs_input_grad
         kept.wants_theta, kept.wants_gamma = needed[0], needed[self.gamma]
         found = self._backward(kept, *grads)
-        return tuple(map(found.get, self.names))
+        return (found, *self.others) if isinstance(found, Tensor) else tuple(map(found.get, self.names))
 
     def jvp(self, ctx: Any, *tangents: Any) -> Any:
         return self._jvp(self.restore(ctx), dict(zip(self.names, tangents)))  # type: ignore[misc]
@@ -272,8 +307,10 @@ def kernel_of(name: str, at: int) -> Callable[..., Any]:
                 given[place] = x.numpy(force=True)
         if type(given[at].weights) is not np.ndarray:
             given[at] = _in_numpy(given[at].resolved)
+        if len(given) > at + 1 and not (given[at + 1] > 0).all():  # in eager calls it was looked at
+            raise ValueError(f"gamma must be positive, got {given[at + 1].min()}")
         results = on_cpu(*given)
-        return tuple(map(torch.from_numpy, results)) if type(results) is tuple else torch.from_numpy(results)
+        return tuple(map(from_numpy, results)) if type(results) is tuple else from_numpy(results)
 
     return run
 
@@ -295,23 +332,21 @@ def _in_numpy(lattice: Lattice) -> Lattice:
 
 
 def _run_on_cuda(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
-    run, lattice = getattr(_cuda_kernels(), name), arguments[at]
-    if lattice.reach is None:
-        return run(*arguments[:at], lattice.resolved, *arguments[at + 1 :])
-    return run(*arguments)
+    lattice = arguments[at].resolved
+    return getattr(_cuda_kernels(bool(lattice.box)), name)(*arguments[:at], lattice, *arguments[at + 1 :])
 
 
 @cache
-def _cuda_kernels() -> Any:
+def _cuda_kernels(boxed: bool) -> Any:
     try:
-        from knapgrad.kernels.triton import from_torch
+        from knapgrad.kernels.triton import from_torch, from_torch_boxes
     except ImportError as error:
         raise ImportError(
             f"theta is on a CUDA device, and knapgrad's GPU kernels need Triton ({error}); it comes with torch's CUDA "
             "builds for Linux: install one of those, or `pip install triton` (on Windows `triton-windows`), or use "
             "theta.cpu()"
         ) from error
-    return from_torch
+    return from_torch_boxes if boxed else from_torch
 
 
 def _vmap_rule(signature: Signature, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,13 +19,15 @@ Where the parts come close to each other they are one, and nothing is constant.
 With choices among options, a step is a choice instead of an item, and its weight is that of its heaviest option. The
 band starts at ``C - later weights`` and is one part, up to the knee of a plain knapsack or up to ``prefix + slack``.
 Before cell 0 of a row there is a margin that is infeasible, so that heavy options need no test.
+
+With several budgets a row is a box of capacities, see :mod:`knapgrad.kernels.numba.boxes`.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from knapgrad.kernels.numba import vector
+from knapgrad.kernels.numba import boxes, vector
 from knapgrad.kernels.numba.variants import by_kind, function, inline, kernel
 from knapgrad.kernels.numba.vector import lanes, load, total, where, zeros
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST
@@ -40,7 +42,7 @@ class Batch(NamedTuple):
     slack: Any  # (1 or batch,), int64; if it is the capacity or more, all of it may stay unused
     gamma: Any  # (1 or batch,), float64
     stride: int  # lanes (instances in the lanes) or 1 (capacities in the lanes)
-    tree: Any  # of the options of a choice (lattice.tournament), flat; None for items
+    tree: Any  # of the options of a choice (lattice.tournament), flat; of a box its sides (boxes.sides_of); else None
     options: int  # of a choice
     entries: int  # of the table per state
     margin: int  # cells before cell 0 of a row
@@ -64,7 +66,7 @@ BEYOND = 8  # where in the frame: the number of the instance, counted from 1
 # to END. FILL and FROM say where the constant part of the row before is needed: up to FILL, and from FROM to flat, if
 # they are not negative. The row of the group has flat as its KNEE and the largest capacity as its TOP.
 START, KNEE, TOP, COUNT, NEXT, END, OFFSET, FILL, FROM = range(9)
-COLUMNS = 9
+COLUMNS = 11  # as many as boxes have
 
 
 @function
@@ -139,7 +141,7 @@ def plan_choices(batch, weights, lowest, highest, flat, slack, width, bands):
     return cells
 
 
-plan = by_kind(plan_items, plan_choices)
+plan = by_kind(plan_items, plan_choices, plan_items)
 
 
 @inline
@@ -165,7 +167,7 @@ def slack_of(batch, instance, highest):
 
 
 @function
-def bands_of(batch, group, width, bands):
+def bands_of_rows(batch, group, width, bands):
     first, members = members_of(batch, group, width)
     lowest = highest = own(batch.capacity, first)
     for b in range(first + 1, first + members):
@@ -177,6 +179,9 @@ def bands_of(batch, group, width, bands):
         flat = min(flat, slack_of(batch, b, highest))
         slack = max(slack, slack_of(batch, b, highest))
     return plan(batch, own(batch.weights, first), lowest, highest, flat, slack, width, bands)
+
+
+bands_of = by_kind(bands_of_rows, bands_of_rows, boxes.bands_of_box)
 
 
 @kernel
@@ -207,14 +212,17 @@ def settled(c, bands, i):
 
 
 @inline
-def goal_of(batch, scratch, instance):
+def goal_of_row(batch, scratch, instance):
     """The cell from which an instance starts its way back."""
     last = scratch.bands.shape[0] - 2
     return batch.margin + (settled(own(batch.capacity, instance), scratch.bands, last) if last >= 0 else 0)
 
 
+goal_of = by_kind(goal_of_row, goal_of_row, boxes.goal_of_box, is_inline=True)  # called for every lane
+
+
 @function
-def start_row(batch, bands, first, members, row, never):
+def start_of_row(batch, bands, first, members, row, never):
     """[V] before the first item: 0 up to the slack, ``never`` above."""
     row[:] = 0.0
     if batch.margin > 0:
@@ -224,6 +232,9 @@ def start_row(batch, bands, first, members, row, never):
         for lane in range(stride):
             slack = slack_of(batch, first + min(lane, members - 1), highest)
             row[(batch.margin + slack + 1) * stride + lane :: stride] = never
+
+
+start_row = by_kind(start_of_row, start_of_row, boxes.start_of_box)
 
 
 @function
@@ -317,7 +328,7 @@ def final(batch, scratch, V, instance, lane):
 
 
 @inline
-def cell_of_last_row(batch, bands, c):
+def cell_in_row(batch, bands, c):
     """The cell that stands for c after the last step; -1 if no selection gets there."""
     last = bands.shape[0] - 2
     if last < 0:
@@ -325,6 +336,9 @@ def cell_of_last_row(batch, bands, c):
     if c > bands[last, TOP] and is_sharp(bands):
         return -1
     return batch.margin + settled(c, bands, last)
+
+
+cell_of_last_row = by_kind(cell_in_row, cell_in_row, boxes.cell_in_box, is_inline=True)
 
 
 @function

@@ -92,7 +92,7 @@ def find(
     """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it. The
     guard is put around it."""
     choices = lattice.options > 0
-    if name in _SCANNED or theta.size == 0 or jax.default_backend() != PLATFORM:
+    if name in _SCANNED or lattice.box or theta.size == 0 or jax.default_backend() != PLATFORM:
         return None  # on a GPU, kernels of the CPU would rarely be used
     solves = name == "solve" and not choices  # the best selection of items is drawn with the hard maximum
     operation, dtype = "sample" if solves else name, "float64" if name in _WIDE else np.dtype(theta.dtype).name

@@ -1,5 +1,6 @@
 """The sweeps of a group of items: :mod:`knapgrad.reference` in SIMD, in scratch that stays in cache; and the kernels,
-of items and of choices (:mod:`knapgrad.kernels.numba.options`).
+of items, of choices (:mod:`knapgrad.kernels.numba.options`) and of items with several budgets
+(:mod:`knapgrad.kernels.numba.box_sweeps`).
 
 - Rows are updated in place, V by falling and E by rising capacity, so a shift by ``w_i`` reads what the step before
   left.
@@ -13,12 +14,10 @@ change it.
 Tags such as [V] name the equations in docs/math.md.
 """
 
-from math import log
-
 import numpy as np
 from numba.extending import overload
 
-from knapgrad.kernels.numba import options, vector
+from knapgrad.kernels.numba import box_sweeps, options, vector
 from knapgrad.kernels.numba.bands import (
     COUNT,
     END,
@@ -41,27 +40,32 @@ from knapgrad.kernels.numba.bands import (
     unpack,
 )  # fmt: skip
 from knapgrad.kernels.numba.frames import opened
+from knapgrad.kernels.numba.parts import (
+    LOG2,
+    LOG2_INVERSE,
+    add_to_knee,
+    arrive_part,
+    at_once,
+    collect_part,
+    collect_tangent_part,
+    constant_of,
+    fill_part,
+    follow_part,
+    never_of,
+    normalize,
+    split,
+    sum_part,
+)
 from knapgrad.kernels.numba.variants import (
+    CHOICES,
     by_kind,
-    dprob,
     function,
     inline,
-    is_of_items,
     kernel,
-    prob,
-    smoothed,
-    source,
+    kind_of,
 )
-from knapgrad.kernels.numba.vector import broadcast, cast, lanes, load, store, total, where, zeros
+from knapgrad.kernels.numba.vector import lanes, load, store, where, zeros
 from knapgrad.lattice import FEASIBLE, INFEASIBLE
-
-LOG2, LOG2_INVERSE = log(2), 1 / log(2)
-
-
-@inline
-def constant_of(row, below, stride, like):
-    """The value at the knee, in every lane."""
-    return load(row, below * stride, like) if stride > 1 else broadcast(row[below], like)
 
 
 @inline
@@ -100,92 +104,7 @@ def fold(i, stride, bands, row, like, width):
         add_to_knee(row, below, stride, gathered, like)
 
 
-@inline
-def add_to_knee(row, below, stride, gathered, like):
-    if stride > 1:
-        store(row, below * stride, load(row, below * stride, like) + gathered)
-    else:
-        row[below] += total(gathered)
-
-
-# One item, from position ``begin`` to ``end`` of its band: the lower part, or the upper one, which is mostly empty.
-
-
-@inline
-def fill_part(regularizer, V, Q, start, shift, table, begin, end, theta_i, like, width):
-    for j in range(end - width, begin - 1, -width):
-        skip = load(V, start + j, like)
-        pick = load(V, start + j - shift, like) + theta_i
-        advantage = pick - skip
-        delta = cast(advantage, like)
-        store(V, start + j, where(advantage > 0.0, pick, skip) + cast(smoothed(regularizer, delta), skip))  # [V]
-        store(Q, table + j, prob(regularizer, delta))  # [Q]
-
-
-@inline
-def sum_part(M, X, Q, start, shift, table, begin, end, factor_i, power_i, like, width):
-    for j in range(end - width, begin - 1, -width):
-        skip, skip_power = load(M, start + j, like), load(X, start + j, like)
-        pick, pick_power = load(M, start + j - shift, like) * factor_i, load(X, start + j - shift, like) + power_i
-        ahead = pick_power - skip_power
-        scale = vector.exp2(-vector.abs(ahead))
-        pick = where(ahead > 0.0, pick, pick * scale)
-        both = pick + where(ahead > 0.0, skip * scale, skip)
-        store(M, start + j, both)  # [V]
-        store(X, start + j, where(ahead > 0.0, pick_power, skip_power))
-        store(Q, table + j, pick / both)  # [Q]
-
-
-@inline
-def follow_part(regularizer, direction, T, Q, R, start, shift, table, begin, end, z_i, like, width):
-    for j in range(end - width, begin - 1, -width):
-        q = load(Q, table + j, like)
-        T_c = load(T, start + j, like)
-        change = load(T, start + j - shift, like) - T_c
-        added, slope = source(direction, q, z_i)
-        store(T, start + j, T_c + (q * change + added))  # [V']
-        store(R, table + j, dprob(regularizer, q) * (change + slope))  # [Q']
-
-
-@inline
-def collect_part(E, P, Q, start, shift, table, begin, end, together, y_i, like, width):
-    for j in range(begin, end, width):
-        E_c = load(E, start + j, like)
-        picked = E_c * load(Q, table + j, like)
-        store(E, start + j, E_c - picked)
-        if together:
-            store(E, start + j - shift, load(E, start + j - shift, like) + picked)
-        else:
-            store(P, j, picked)
-        y_i = y_i + picked
-    return y_i
-
-
-@inline
-def collect_tangent_part(E, D, P, S, Q, R, start, shift, table, begin, end, together, sum_i, like, width):
-    for j in range(begin, end, width):
-        q = load(Q, table + j, like)
-        E_c = load(E, start + j, like)
-        D_c = load(D, start + j, like)
-        picked = E_c * q
-        change = D_c * q + E_c * load(R, table + j, like)
-        store(E, start + j, E_c - picked)
-        store(D, start + j, D_c - change)
-        if together:
-            store(E, start + j - shift, load(E, start + j - shift, like) + picked)
-            store(D, start + j - shift, load(D, start + j - shift, like) + change)
-        else:
-            store(P, j, picked)
-            store(S, j, change)
-        sum_i = sum_i + change
-    return sum_i
-
-
-@inline
-def arrive_part(E, P, start, begin, end, like, width):
-    """Adds what was picked, in a pass of its own."""
-    for j in range(begin, end, width):
-        store(E, start + j, load(E, start + j, like) + load(P, j, like))
+# The sweeps.
 
 
 @inline
@@ -194,11 +113,8 @@ def parts(bands, i, width):
     return bands[i, COUNT] * width, bands[i, NEXT] * width, bands[i, END] * width
 
 
-# The sweeps.
-
-
 @function
-def fill_values(regularizer, batch, bands, weights, theta, V, Q):
+def fill_values_of_items(batch, regularizer, bands, weights, theta, V, Q):
     """The V sweep of [V] and [Q]."""
     like, width, stride = zeros(Q), lanes(Q), batch.stride
     for i in range(weights.shape[0]):
@@ -212,34 +128,24 @@ def fill_values(regularizer, batch, bands, weights, theta, V, Q):
 
 
 @function
-def fill_sums(batch, bands, weights, theta, M, X, Q):
-    """[V] and [Q] of Shannon as sums over selections: exp V[c] = M[c] 2^X[c], with no exp or log in the loop."""
+def fill_sums_of_items(batch, bands, weights, theta, M, X, Q):
+    """[V] and [Q] of Shannon as sums over selections."""
     like, width, stride = zeros(Q), lanes(Q), batch.stride
-    never = never_of(Q)
     for i in range(weights.shape[0]):
         shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
         extend(i, stride, bands, M, like, width)
         extend(i, stride, bands, X, like, width)
-        theta_i = load(theta, i * width, like)
-        out = theta_i < FEASIBLE
-        power = where(out, never, vector.rint(theta_i * LOG2_INVERSE))
-        rest = where(out, 0.0, theta_i - power * vector.LOG2_HIGH - power * vector.LOG2_LOW)
-        factor_i, power_i = cast(vector.exp(rest), like), cast(power, like)
+        factor_i, power_i = split(load(theta, i * width, like), Q, like)
         lower, begin, end = parts(bands, i, width)
         if begin < end:
             sum_part(M, X, Q, start, shift, table, begin, end, factor_i, power_i, like, width)
         sum_part(M, X, Q, start, shift, table, 0, lower, factor_i, power_i, like, width)
         if i % 16 == 15:  # M has grown by less than 3^16
-            for p in range(0, (bands[i, TOP] + 1) * stride + width, width):
-                m = load(M, p, like)
-                store(M, p, where(m > 0.0, vector.mantissa(m), m))  # NaN stays NaN
-                store(X, p, load(X, p, like) + vector.exponent(m))
+            normalize(M, X, (bands[i, TOP] + 1) * stride + width, like, width)
 
 
-@inline
-def never_of(Q):
-    """The power of two that stands for an infeasible state: whole numbers are exact to twice that."""
-    return -(2.0**23) if Q.itemsize == 4 else -(2.0**52)
+fill_values = by_kind(fill_values_of_items, options.fill_tree, box_sweeps.fill_values)
+fill_sums = by_kind(fill_sums_of_items, options.fill_tree, box_sweeps.fill_sums)
 
 
 @function
@@ -265,12 +171,12 @@ def fill(batch, regularizer, scratch, first, members, weights, theta, V, Q):
 def _choose_fill(batch, regularizer, scratch, first, members, weights, theta, V, Q):
     def by_values(batch, regularizer, scratch, first, members, weights, theta, V, Q):
         start_row(batch, scratch.bands, first, members, V, INFEASIBLE)
-        fill_values(regularizer, batch, scratch.bands, weights, theta, V, Q)
+        fill_values(batch, regularizer, scratch.bands, weights, theta, V, Q)
 
     def by_sums(batch, regularizer, scratch, first, members, weights, theta, V, Q):
         if theta.shape[0] == 0 or batch.complete or not sums_fit(theta, Q, V):
             start_row(batch, scratch.bands, first, members, V, INFEASIBLE)
-            fill_values(regularizer, batch, scratch.bands, weights, theta, V, Q)
+            fill_values(batch, regularizer, scratch.bands, weights, theta, V, Q)
             return
         row = row_length(batch, lanes(Q))
         M, X = scratch.narrow[:row], scratch.narrow[row : 2 * row]  # before the backward sweep needs them
@@ -282,7 +188,7 @@ def _choose_fill(batch, regularizer, scratch, first, members, weights, theta, V,
             infeasible = X[goal] < 0.5 * never_of(Q) and M[goal] == M[goal]
             V[goal] = INFEASIBLE if infeasible else np.log(np.float64(M[goal])) + X[goal] * LOG2
 
-    if not is_of_items(batch):
+    if kind_of(batch) == CHOICES:
         return options.choose_fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
     return by_sums if regularizer.variant == "shannon" else by_values
 
@@ -302,12 +208,6 @@ def collect_row(i, batch, bands, weights, E, P, Q, like, width):
         if begin < end:
             arrive_part(E, P, start - shift, begin, end, like, width)
     return y_i
-
-
-@inline
-def at_once(stride, shift, width):
-    """Whether picks are added in the same pass: a load across two vectors just stored would wait for both."""
-    return stride > 1 or shift > 4 * width
 
 
 @function
@@ -365,9 +265,9 @@ def collect_tangents_of_items(batch, bands, weights, E, D, P, S, Q, R, product):
         fold(i, stride, bands, D, like, width)
 
 
-collect = by_kind(collect_items, options.collect_choices)
-follow = by_kind(follow_items, options.follow_choices)
-collect_tangents = by_kind(collect_tangents_of_items, options.collect_tangents_of_choices)
+collect = by_kind(collect_items, options.collect_choices, box_sweeps.collect)
+follow = by_kind(follow_items, options.follow_choices, box_sweeps.follow)
+collect_tangents = by_kind(collect_tangents_of_items, options.collect_tangents_of_choices, box_sweeps.collect_tangents)
 
 
 # The kernels: all groups from ``begin`` to ``end``.

@@ -1,8 +1,8 @@
 """Regularizers and directions as Numba types, so that a kernel is compiled, and cached on disk, once for each.
 
 A kernel takes a :class:`Variant` as an argument and calls ``smoothed``, ``prob``, ``dprob`` or ``source`` with it.
-Numba finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles. Items or choices among options
-is decided when it compiles as well, see :func:`by_kind`.
+Numba finds the functions of that name in :mod:`knapgrad.regularizers` when it compiles. Items, choices among options
+or a box of budgets is decided when it compiles as well, see :func:`by_kind`.
 """
 
 import hashlib
@@ -104,19 +104,24 @@ _by_variant(dprob, "dprob")
 _by_variant(source, "source")
 
 
-def is_of_items(batch):
-    """Whether the type of a :class:`~knapgrad.kernels.numba.bands.Batch` says so."""
-    return isinstance(batch.types[batch.fields.index("tree")], types.NoneType)
+ITEMS, CHOICES, BOXES = range(3)
 
 
-def by_kind(of_items, of_choices):
-    """A function whose first argument is a batch: the first one for items, the second one for choices."""
+def kind_of(batch):
+    """What the type of a :class:`~knapgrad.kernels.numba.bands.Batch` says: items, choices among options, or items in
+    a box of several budgets."""
+    tree = batch.types[batch.fields.index("tree")]
+    return ITEMS if isinstance(tree, types.NoneType) else tree.ndim
+
+
+def by_kind(of_items, of_choices, of_boxes, is_inline=False):
+    """A function whose first argument is a batch: one for each kind."""
 
     def chosen(batch, *arguments):
         """Never called by Python."""
 
-    @overload(chosen, strict=False, jit_options={"error_model": "numpy"})
+    @overload(chosen, strict=False, jit_options={"error_model": "numpy", "forceinline": is_inline})
     def choose(batch, *arguments):
-        return (of_items if is_of_items(batch) else of_choices).py_func
+        return (of_items, of_choices, of_boxes)[kind_of(batch)].py_func
 
     return chosen

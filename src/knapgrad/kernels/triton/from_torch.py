@@ -19,6 +19,7 @@ from torch import Tensor
 
 from knapgrad.kernels.triton import choices, instances, option_instances, option_paths, paths, plan, shared
 from knapgrad.kernels.triton.launch import Launch, on
+from knapgrad.kernels.triton.pipeline import Pipeline, limits_of
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST, Lattice
 
 REGISTERS = 128  # per thread, for choices: more would leave fewer warps resident
@@ -29,6 +30,7 @@ class Batch(NamedTuple):
 
     theta: Tensor  # (batch, n)
     reach: int
+    heaviest: int
     regularizer: str
     options: int  # how many items make one choice; 0 if each is picked or not
     constants: dict[str, Any]  # the arguments for the lattice and gamma that all kernels take, by name
@@ -42,6 +44,14 @@ class Batch(NamedTuple):
     def options_of(self, layout: plan.Plan) -> dict[str, int]:
         """Of a launch."""
         return {**layout.options, "maxnreg": REGISTERS} if self.options else layout.options
+
+    def tiles(self, tables: int) -> plan.Tiles | None:
+        """Of a pipeline, where one is used."""
+        theta = self.theta
+        if self.options or not theta.numel():
+            return None
+        sizes = *theta.shape, self.reach, self.heaviest
+        return plan.tiles(*sizes, tables, theta.itemsize, multiprocessors(theta.device))
 
     def plan(self, tables: int) -> plan.Plan:
         theta = self.theta
@@ -75,7 +85,7 @@ def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> B
         constants[f"{name}_step"] = 0 if shared else 1
     if lattice.slack is None:
         constants["slack"], constants["slack_step"] = constants["capacity"], constants["capacity_step"]
-    return Batch(theta, lattice.reach, regularizer, lattice.options, constants)
+    return Batch(theta, lattice.reach, lattice.heaviest, regularizer, lattice.options, constants)
 
 
 @cache
@@ -118,7 +128,7 @@ _LARGEST_MEMO = 64  # launches
 
 def _launch_of(
     name: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, samples: int = 0
-) -> Launch | None:
+) -> Launch | Pipeline | None:
     """A launch for batches like theta, which is kept with the lattice; None if programs share rows, and for nothing."""
     kind = None if _is_number(gamma) else (gamma.dtype, gamma.numel() == 1)
     key = name, theta.shape, theta.dtype, regularizer, kind, samples
@@ -146,9 +156,12 @@ def _strength(gamma: Any, theta: Tensor) -> dict[str, Any]:
 
 def _prepared(
     kernel: Kernel, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, samples: int
-) -> Launch | None:
+) -> Launch | Pipeline | None:
     batch, constants = _flat(theta, lattice, gamma, regularizer), kernel.constants
     size, n = batch.theta.shape
+    tiles = batch.tiles(kernel.tables)
+    if tiles is not None:
+        return Pipeline(batch, tiles, constants.get("SOURCE"))
     is_shared = not batch.options and plan.is_shared(n, batch.reach, kernel.tables * theta.itemsize)
     if n == 0 or size == 0 or is_shared:
         return None
@@ -214,28 +227,29 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
     capacity = constants["capacity"].clamp(max=batch.reach)
     prefix = torch.minimum(constants["weights"], capacity[:, None] + 1).cumsum(-1).expand(size, n)
     prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
-    goal = torch.minimum(prefix[:, -1], capacity)
-    slack = goal
-    if constants["SLACK"]:
-        slack = torch.minimum((constants["slack"] - (constants["capacity"] - goal)).clamp(min=-1), goal)
+    goal, slack = (x.expand(size).contiguous() for x in limits_of(batch))
     tiles = triton.cdiv(width, block)
     y, above = theta.new_zeros(size, n, tiles), theta.new_zeros(size, tiles, 2, block)
     V_rows, rows = theta.new_zeros(size, 2, width, dtype=torch.float64), theta.new_zeros(size, 6, width)
     V_rows[:, 0, 0].masked_fill_(slack < 0, INFEASIBLE)
     tables = theta.new_empty(size, count, length, width)
-    common = {
-        "prefix": prefix, "goal": goal, "slack": slack, "rows": rows, "tables": tables, "n": n, "width": width,
-        "length": length, "SOURCE": choices.source(direction), "SLACK": constants["SLACK"], "BLOCK": block,
-        "num_warps": 4,
+    every = {
+        **{name: constants[name] for name in ("gamma", "gamma_step", "scale", "GAMMAS", "SLACK")},
+        **choices.functions(batch.regularizer), "SOURCE": choices.source(direction), "BLOCK": block,
+        "prefix": prefix, "goal": goal, "slack": slack, "rows": rows, "V_rows": V_rows, "tables": tables,
+        "parts": y, "above": above, "z": z, "n": n, "width": width, "length": length,
     }  # fmt: skip
-    strength = {name: constants[name] for name in ("gamma", "gamma_step", "scale", "GAMMAS")}
+
+    def launch(kernel: Any) -> Launch:
+        """One that is the same for all items but for two numbers."""
+        arguments = {name: x for name, x in every.items() if name in kernel.arg_names}
+        return Launch(kernel, (tiles, size), arguments, {"num_warps": 4}, {})
+
+    fill_item, collect_item = launch(shared.fill_item_kernel), launch(shared.collect_item_kernel)
 
     def fill(first: int) -> None:
         for i in range(first, min(first + length, n)):
-            shared.fill_item_kernel[(tiles, size)](
-                theta=theta, z=z, V_rows=V_rows, i=i, row=i - first, **strength, **common,
-                **choices.functions(batch.regularizer),
-            )  # fmt: skip
+            fill_item({"theta": theta, "i": i, "row": i - first})
 
     with on(theta.get_device()):
         starts, aside = range(0, n, length), []
@@ -254,9 +268,9 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
                 V_rows[:, first % 2], rows[:, 4 + first % 2] = aside[first // length]
                 fill(first)
             for i in reversed(range(first, min(first + length, n))):
-                shared.collect_item_kernel[(tiles, size)](parts=y, above=above, i=i, row=i - first, **common)
+                collect_item({"theta": theta, "i": i, "row": i - first})
     y = y.sum(-1) if direction is not None else y.sum(-1).clamp(max=1)
-    return value, tangent, y, tables.reshape(size, -1)
+    return value, tangent, y, tables.reshape(size, -1) if keep else theta.new_empty(size, 0)
 
 
 def _taint(theta: Tensor, constants: dict[str, Any]) -> Tensor:
@@ -282,6 +296,12 @@ def _swept(
         shapes = {"value": theta.shape[:-1], "tangent": theta.shape[:-1], "y": theta.shape, "tables": found[3].shape}
         every = dict(zip(shapes, found))
         return [every[result].reshape(shapes[result]) for result in results]
+    if isinstance(launch, Pipeline):
+        flat, constants = theta.view(launch.shape), _KERNELS[name].constants
+        strength = _strength(gamma, theta)
+        every = launch.sweep(flat, z.view(launch.shape), strength, constants["RELAXED"], constants["KEEP"])
+        shapes = {"value": theta.shape[:-1], "tangent": theta.shape[:-1], "y": theta.shape}
+        return [every[result].view(shapes.get(result, every[result].shape)) for result in results]
     given = {"theta": theta, "z": z, **_strength(gamma, theta)}
     for result in results:
         if result == "y":
@@ -431,13 +451,28 @@ def _follow(
     if samples == 0 or theta.numel() == 0:
         return
     launch = _launch_of(name, theta, lattice, gamma, regularizer, samples) if table is None else None
-    if launch is not None:
+    if isinstance(launch, Launch):
         launch({"theta": theta, **_strength(gamma, theta), **given})
         return
     batch, kernel = _flat(theta, lattice, gamma, regularizer), _KERNELS[name]
     shapes = {theta.dim() + 1: batch.theta.shape, theta.dim(): batch.theta.shape[:1]}
     flat = {name: x.view(len(x), *shapes[x.dim()]) for name, x in given.items()}
-    _walk(getattr(_paths(batch), kernel.name), batch, samples, flat, table, **kernel.constants)
+    function, constants = getattr(_paths(batch), kernel.name), kernel.constants
+    if launch is None:
+        _walk(function, batch, samples, flat, table, **constants)
+        return
+    strength, instances = _strength(gamma, theta), launch.layout.instances
+    for k in range(0, len(batch.theta), instances):
+        part = slice(k, k + instances)
+        some = {name: x[:, part] for name, x in flat.items()}
+        _walk(
+            function,
+            batch.part(k, k + instances),
+            samples,
+            some,
+            launch.tables(batch.theta, strength, part),
+            **constants,
+        )
 
 
 def _paths(batch: Batch) -> Any:
@@ -458,7 +493,7 @@ def _walk(
             table = _sweep_by_item(part, part.theta, None, False, True)[3]
             _walk(kernel, part, samples, {name: x[:, k : k + group] for name, x in given.items()}, table, **options)
         return
-    layout, whole = batch.plan(1), next(iter(given.values())).stride(0) // n
+    layout, whole = batch.plan(1)._replace(width=table.shape[1] // n), next(iter(given.values())).stride(0) // n
     with on(theta.get_device()):
         kernel[(layout.programs,)](
             theta=theta, **given, **batch.constants, batch=size, whole=whole, samples=samples, n=n, width=layout.width,

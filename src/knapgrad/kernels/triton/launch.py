@@ -30,7 +30,7 @@ class Launch:
 
     Args:
         kernel: a Triton function.
-        programs: of the grid.
+        programs: of the grid, along one axis or several.
         arguments: what stays the same, by name; tensors are kept alive.
         options: of the launch, such as num_warps.
         scratch: names, types and lengths of arrays that nobody else needs.
@@ -39,14 +39,13 @@ class Launch:
     def __init__(
         self,
         kernel: Any,
-        programs: int,
+        programs: int | tuple[int, ...],
         arguments: dict[str, Any],
         options: dict[str, Any],
         scratch: dict[str, tuple[torch.dtype, int]],
     ) -> None:
-        self.kernel, self.programs, self.arguments, self.options, self.scratch = (
-            kernel, programs, arguments, options, scratch,
-        )  # fmt: skip
+        self.kernel, self.arguments, self.options, self.scratch = kernel, arguments, options, scratch
+        self.grid = programs if isinstance(programs, tuple) else (programs,)
         self.places = {name: place for place, name in enumerate(kernel.arg_names)}
         self.template = [_address(arguments.get(name)) for name in self.places]
         self.offsets, self.bytes = {}, 0
@@ -90,12 +89,12 @@ class Launch:
             for name, (dtype, length) in self.scratch.items()
         }
         begin = perf_counter()
-        found = self.kernel[(self.programs,)](**self.arguments | arrays | given, **self.options)
+        found = self.kernel[self.grid](**self.arguments | arrays | given, **self.options)
         if found is not None:
             mention(self.kernel, str(given["theta"].dtype).removeprefix("torch."), perf_counter() - begin)
         tensors = [x for x in given.values() if isinstance(x, Tensor)]
         if found is not None and not any(x.data_ptr() & ALIGNED for x in tensors):
-            self.compiled = found[(self.programs, 1, 1)]
+            self.compiled = found[(*self.grid, 1, 1)[:3]]
 
 
 def _address(x: Any) -> Any:

@@ -10,6 +10,9 @@ NARROW = 128  # capacities that fit into registers; four times as many where a b
 SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs per multiprocessor
 UNROLLED = 16  # options of a choice, above which kernels loop over them
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
+TILE = 32  # capacities of a program in a pipeline
+GROUPS = 8, 8  # items that it reads ahead, there and back: 16 are 10% faster, and take half a minute to compile
+PIPELINED = 1, 5, 1024  # instances per multiprocessor, up to which a pipeline pays; tiles, and items, from which on
 
 
 class Plan(NamedTuple):
@@ -42,6 +45,37 @@ class Plan(NamedTuple):
         sizes = {"V_rows": 2 * self.width + nodes, "rows": rows * self.width + nodes}
         sizes["tables"] = self.tables * n * self.width
         return {name: (self.programs, size) for name, size in sizes.items()}
+
+
+class Tiles(NamedTuple):
+    """How a pipeline lays out a batch."""
+
+    tile: int
+    tiles: int
+    halo: int  # cells of a tile that picks may bring to the next one
+    instances: int  # at a time
+    items: int  # at a time
+
+    @property
+    def width(self) -> int:
+        """Of a row in memory."""
+        return self.tile * self.tiles
+
+
+@lru_cache(maxsize=1024)
+def tiles(
+    batch: int, n: int, reach: int, heaviest: int, tables: int, itemsize: int, multiprocessors: int
+) -> Tiles | None:
+    """A pipeline, where it is faster and picks move by at most a tile."""
+    count = -(-(reach + 1) // TILE)
+    most, least, items = PIPELINED
+    if heaviest > TILE or batch > most * multiprocessors or count < least or n < items:
+        return None
+    halo = power_of_2(heaviest)
+    edges = count * halo * (8 + (2 * tables - 1) * itemsize)
+    per_item = tables * count * TILE * itemsize + edges
+    instances = min(max(ITEM_SCRATCH // (per_item * n), 1), batch)
+    return Tiles(TILE, count, halo, instances, min(max(ITEM_SCRATCH // (per_item * instances), 1), n))
 
 
 def is_shared(n: int, reach: int, size: int) -> bool:

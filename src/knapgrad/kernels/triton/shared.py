@@ -45,7 +45,7 @@ def fill_item_kernel(
 
 @triton.jit(do_not_specialize=_NUMBERS)
 def collect_item_kernel(
-    prefix, goal, slack, parts, above, rows, tables, n, width, length, i, row,
+    theta, prefix, goal, slack, parts, above, rows, tables, n, width, length, i, row,
     SOURCE: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)

@@ -1,0 +1,263 @@
+"""MultiKnapsack: every operation x regularizer x backend against enumeration, its properties, and its errors."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_operations import OPERATIONS, assert_close, check_solve
+
+import knapgrad as kg
+from backends import BACKENDS, TOLERANCES, Backend
+from boxes import EDGES, Boxes, box_problems
+from oracles import chi_square_p_value
+
+#: in JAX boxes are scanned wherever they are
+ROWS = {name: row for name, row in BACKENDS.items() if name != "jax-scan"}
+EXACT = TOLERANCES["float64"]
+CLOSE = {"float32": 1e-5, "float64": 1e-9}
+
+
+@pytest.fixture(params=ROWS.values(), ids=ROWS.keys())
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    if not request.param.available:
+        pytest.skip(request.param.reason)
+    with request.param.active():
+        yield request.param
+
+
+def test_jax_has_no_kernels_of_boxes_yet():
+    """If it has, the row that is left out here has something to show."""
+    jax = pytest.importorskip("jax")
+    from knapgrad.kernels.numba import from_jax as on_cpu
+    from knapgrad.kernels.triton import from_jax as on_cuda
+
+    box = kg.MultiKnapsack([[1, 2, 1], [2, 1, 1]], [2, 3]).lattice(3)
+    assert {kernels.find("value", "gini", jax.numpy.zeros((1, 3)), box) for kernels in (on_cpu, on_cuda)} == {None}
+
+
+@pytest.mark.thinned_where_compiled(3)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@settings(max_examples=12)
+@given(data=st.data())
+def test_operations_are_the_enumeration(dtype, backend, regularizer, data):
+    problem = data.draw(box_problems(one_shape=backend.is_jax))
+    for name, operation in OPERATIONS.items():
+        result, expected, error = operation.run(problem, regularizer, backend, dtype)
+        assert_close(backend.to_numpy(result), expected, error, name)
+
+
+@pytest.mark.thinned_where_compiled(9)
+@pytest.mark.parametrize("edge", EDGES)
+def test_operations_at_the_edges(edge, backend, regularizer):
+    for name, operation in OPERATIONS.items():
+        for dtype in backend.wide_dtypes:
+            result, expected, error = operation.run(EDGES[edge], regularizer, backend, dtype)
+            assert_close(backend.to_numpy(result), expected, error, name)
+
+
+@pytest.mark.thinned_where_compiled(3)
+@pytest.mark.parametrize("edge", EDGES)
+def test_solve_at_the_edges(edge, backend):
+    for dtype in backend.wide_dtypes:
+        check_solve(EDGES[edge].rounded(dtype), backend, dtype)
+
+
+@settings(max_examples=8)
+@given(data=st.data())
+def test_log_prob_of_every_selection(backend, regularizer, data):
+    problem = data.draw(box_problems(one_shape=backend.is_jax)).rounded("float32")
+    y = problem.selections()
+    arrays = backend.asarray(problem.theta, "float32"), backend.asarray(y, "float32")
+    actual = np.exp(backend.to_numpy(kg.log_prob(*arrays, problem.constraint, problem.regularizer(regularizer))))
+    truths = problem.truths(regularizer)
+    expected = np.array([[np.exp(one.log_prob(row)) for one, row in zip(truths, problem.flat(each))] for each in y])
+    np.testing.assert_allclose(actual.reshape(expected.shape), expected, atol=1e-5)
+    np.testing.assert_array_equal(backend.to_numpy(problem.constraint.contains(arrays[1])), problem.contains(y))
+
+
+def test_sample_frequencies(backend, regularizer):
+    three = [[1, 1, 1, 1], [2, 1, 3, 1], [0, 3, 1, 2]]
+    problem = Boxes(np.array([0.5, -0.25, 0.75, 0.25]), three, [3, 5, 4])
+    theta = backend.asarray(problem.theta, "float32")
+    y = kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=4000, rng=backend.rng(0))
+    y = backend.to_numpy(y)
+    assert problem.allows(y)
+    seen: dict[Any, int] = {}
+    for row in y.astype(int).tolist():
+        seen[tuple(row)] = seen.get(tuple(row), 0) + 1
+    assert chi_square_p_value(seen, problem.truths(regularizer)[0].probabilities) > 1e-4
+
+
+# The box.
+
+
+@pytest.mark.parametrize("edge", ["at most k items", "three budgets", "one capacity above its total", "masked"])
+def test_the_frontier_is_the_value_at_every_capacity(edge, backend, regularizer):
+    problem = EDGES[edge]
+    theta = backend.asarray(problem.theta, backend.widest)
+    for smoothing in (problem.regularizer(regularizer), None):
+        rows = backend.to_numpy(kg.frontier(theta, problem.constraint, smoothing))
+        sizes = [int(np.max(c)) + 1 for c in problem.capacity]
+        assert rows.shape == (*problem.batch, *sizes)
+        corners = [sorted({0, 1, size // 2, size - 1}) for size in sizes]
+        for capacities in itertools.product(*corners):
+            limit = kg.MultiKnapsack(problem.weights, list(capacities))
+            if smoothing is None:
+                y = kg.solve(problem.theta, limit)
+                expected = np.where(y > 0, problem.theta, 0.0).sum(-1)
+            else:
+                expected = kg.value(problem.theta, limit, smoothing)
+            np.testing.assert_allclose(
+                rows[(..., *capacities)], expected, atol=CLOSE[backend.widest], err_msg=str(capacities)
+            )
+
+
+def test_bounds_change_no_result(backend, regularizer):
+    problem = EDGES["capacities for each instance"]
+    theta, smoothing = backend.asarray(problem.theta, backend.widest), problem.regularizer(regularizer)
+    bounded = kg.MultiKnapsack(problem.weights, problem.capacity, max_capacities=[7, 120])
+    for call in (kg.relax, kg.frontier):
+        one, other = (backend.to_numpy(call(theta, x, smoothing)) for x in (bounded, problem.constraint))
+        np.testing.assert_allclose(one, other, atol=CLOSE[backend.widest])
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_budget_that_never_binds_changes_nothing(regularizer, data):
+    problem = data.draw(box_problems())
+    *weights, last = problem.weights
+    *limits, _ = problem.capacity
+    loose = Boxes(problem.theta, [*weights, last], [*limits, 1000], problem.gamma)
+    if weights:
+        fewer = kg.MultiKnapsack(weights, limits)
+        expected = kg.relax(problem.theta, fewer, problem.regularizer(regularizer))
+        actual = kg.relax(problem.theta, loose.constraint, problem.regularizer(regularizer))
+        np.testing.assert_allclose(actual, expected, atol=EXACT.relax)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_the_order_of_budgets_does_not_matter(regularizer, data):
+    problem = data.draw(box_problems())
+    turned = Boxes(problem.theta, problem.weights[::-1], problem.capacity[::-1], problem.gamma)
+    one, other = (kg.relax(x.theta, x.constraint, x.regularizer(regularizer)) for x in (problem, turned))
+    np.testing.assert_allclose(one, other, atol=EXACT.relax)
+
+
+def test_one_budget_is_a_knapsack_to_the_last_digits(backend, regularizer):
+    theta = backend.asarray(np.cos(np.arange(60.0)).reshape(3, 20), backend.widest)
+    weights = np.arange(20) % 7
+    smoothing = getattr(kg, regularizer.capitalize())(0.3)
+    one = kg.relax(theta, kg.MultiKnapsack([weights], [31]), smoothing)
+    expected = kg.relax(theta, kg.Knapsack(weights, 31), smoothing)
+    np.testing.assert_allclose(backend.to_numpy(one), backend.to_numpy(expected), atol=CLOSE[backend.widest])
+
+
+def test_at_most_k_items_is_a_list_of_top_k(regularizer):
+    theta = np.cos(np.arange(24.0)).reshape(4, 6)
+    smoothing = getattr(kg, regularizer.capitalize())(0.5)
+    limit = kg.MultiKnapsack([np.ones(6, int), np.zeros(6, int)], [3, 5])
+    expected = kg.relax(theta, kg.TopK(3, at_least=0), smoothing)
+    np.testing.assert_allclose(kg.relax(theta, limit, smoothing), expected, atol=EXACT.relax)
+
+
+def test_a_nan_is_its_instance_and_no_other(backend, regularizer):
+    theta = np.cos(np.arange(20 * 5.0)).reshape(20, 5)
+    spoilt = theta.copy()
+    spoilt[7, 2], spoilt[11, 4] = np.nan, np.inf
+    limit, smoothing = kg.MultiKnapsack([[1] * 5, [3, 9, 2, 4, 1]], [3, 6]), getattr(kg, regularizer.capitalize())()
+    for call in (kg.relax, kg.value, kg.entropy):
+        y = backend.to_numpy(call(backend.asarray(spoilt, "float32"), limit, smoothing)).reshape(20, -1)
+        clean = backend.to_numpy(call(backend.asarray(theta, "float32"), limit, smoothing)).reshape(20, -1)
+        assert np.isnan(y[[7, 11]]).all()
+        others = np.delete(np.arange(20), [7, 11])
+        np.testing.assert_array_equal(y[others], clean[others])
+
+
+# A value.
+
+
+def test_it_is_a_value():
+    limit = kg.MultiKnapsack([[1, 1, 1], [4, 2, 3]], [2, 5])
+    assert (
+        limit
+        == kg.MultiKnapsack(np.array([[1, 1, 1], [4, 2, 3]]), np.array([2, 5]))
+        != kg.MultiKnapsack([[1, 1, 1], [4, 2, 3]], [2, 6])
+    )
+    assert hash(limit) == hash(pickle.loads(pickle.dumps(limit)))
+    assert pickle.loads(pickle.dumps(limit)) == limit
+    assert repr(limit) == "MultiKnapsack(weights=[[1, 1, 1], [4, 2, 3]], capacities=[2, 5])"
+    with pytest.raises(ValueError, match="read-only"):
+        limit.weights[0, 0] = 7
+
+
+def test_real_weights_are_exact_in_a_common_unit_or_rounded_safely():
+    rng = np.random.default_rng(0)
+    prices, hours = rng.uniform(0.5, 3.0, 12), rng.integers(1, 20, 12) / 4
+    limit = kg.MultiKnapsack.from_real([prices, hours], [7.3, 9.5], resolution=[200, 100])
+    assert not limit.exact
+    assert limit.units[1] == 0.25
+    theta = rng.uniform(0.1, 1.0, (50, 12))
+    y, bound = kg.solve(theta, limit), kg.solve(theta, limit.optimistic)
+    assert (y @ prices <= 7.3).all()
+    assert (y @ hours <= 9.5).all()
+    assert ((theta * y).sum(-1) <= (theta * bound).sum(-1) + 1e-12).all()
+    np.testing.assert_allclose(limit.budgets[1], np.arange(39) / 4)
+    assert kg.MultiKnapsack.from_real([hours, hours], [5.0, 9.5]).exact
+    assert limit == pickle.loads(pickle.dumps(limit))
+
+
+def test_a_budget_that_needs_few_units_leaves_the_rest_to_the_others():
+    """At most four items within 100 euros, to the cent."""
+    prices = [33.33, 33.33, 33.34, 20.0, 10.0]
+    basket = kg.MultiKnapsack.from_real([np.ones(5), prices], [4, 100])
+    assert basket.exact and basket.capacities.tolist() == [4, 10_000]
+    assert kg.solve(np.array([3.0, 3.0, 3.0, 1.0, 1.0]), basket).tolist() == [1, 1, 1, 0, 0]
+    odd = kg.MultiKnapsack.from_real([[0.21, 0.42, 0.63], prices[:3]], [0.5, 70.0])  # 0.5 is 2.4 units
+    assert odd.exact and odd.capacities.tolist() == [2, 7000]
+    rounded = kg.MultiKnapsack.from_real([np.ones(5), np.sqrt(prices), np.cbrt(prices)], [4, 12.0, 6.0])
+    assert rounded.capacities[0] == 4 and (rounded.capacities[1:] > 1300).all(), "what is left is shared"
+    assert np.prod(rounded.capacities + 1) <= 1.01e7
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "four budgets": (lambda: kg.MultiKnapsack([[1]] * 4, [1] * 4), "1 to 3 budgets, got 4"),
+    "no budget": (lambda: kg.MultiKnapsack([], []), "1 to 3 budgets, got 0"),
+    "as many": (lambda: kg.MultiKnapsack([[1, 2], [1, 2]], [3]), "weights of 2 budgets and capacities of 1"),
+    "a number": (lambda: kg.MultiKnapsack(3, [3]), "weights must have an entry per budget"),
+    "a number of a budget": (lambda: kg.MultiKnapsack([3, 4], [3, 4]), "one entry per item and budget"),
+    "other lengths": (lambda: kg.MultiKnapsack([[1, 2], [1, 2, 3]], [3, 4]), r"in every budget, got \[2, 3\]"),
+    "negative": (lambda: kg.MultiKnapsack([[1, 2], [1, -2]], [3, 4]), r"weights\[1\] must not be negative"),
+    "real": (lambda: kg.MultiKnapsack([[1, 2], [1, 2.5]], [3, 4]), r"weights\[1\] must be whole numbers"),
+    "negative capacity": (lambda: kg.MultiKnapsack([[1, 2], [1, 2]], [3, -4]), r"capacities\[1\] must not be neg"),
+    "bounds": (lambda: kg.MultiKnapsack([[1], [1]], [1, 1], max_capacities=[1]), "must be 2 non-negative integers"),
+    "bound too low": (
+        lambda: kg.MultiKnapsack([[1], [1]], [1, 5], max_capacities=[1, 4]),
+        r"max_capacity is 4, and capacities\[1\] is 5",
+    ),
+    "a box too large": (
+        lambda: kg.MultiKnapsack([[10**5] * 9] * 2, [10**5, 10**5]),
+        "100,001 x 100,001 capacities has 10,000,200,001 states.*from_real",
+    ),
+    "items": (lambda: kg.relax(np.zeros(3), kg.MultiKnapsack([[1, 2]], [3]), kg.Gini()), "one entry per item: got 2"),
+    "a batch": (
+        lambda: kg.relax(np.zeros((2, 1)), kg.MultiKnapsack([[1]], [[1, 2, 3]]), kg.Gini()),
+        "capacities of shape",
+    ),
+    "scales": (lambda: kg.MultiKnapsack([[1]], [1], scales=3), "scales must be a tuple"),
+    "real budgets": (lambda: kg.MultiKnapsack.from_real([[1.5]], [1.0, 2.0]), "of as many budgets"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case):
+    call, message = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
