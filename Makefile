@@ -9,10 +9,12 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.installed-demo
+DOCS := $(VENV)/.installed-docs
 SMOKE := build/smoke
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types bench fuzz experiments figures wheel smoke smoke-frameworks clean
+.PHONY: help install demo docs docs-serve test lint format types bench fuzz experiments figures wheel smoke smoke-frameworks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -22,10 +24,33 @@ install: $(STAMP)  ## make the virtual environment with everything in it
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[torch,jax,pyepo,dev]'
+	touch $(DEMO) $@
+
+# The kernels of the demo are compiled while pip is busy with torch.
+KERNELS := import numpy, knapgrad as kg; x, limit = numpy.zeros((2, 2), "f4"), kg.Knapsack([1, 2], 2); \
+	kg.solve(x, limit); [kg.relax(x, limit, kind()) for kind in (kg.Shannon, kg.Gini, kg.Tsallis)]
+
+$(DEMO): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt numba
+	PYTHONPATH=src $(BIN)/python -c '$(KERNELS)' 2>/dev/null & \
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --editable '.[demo]'; \
+	status=$$?; wait; exit $$status
 	touch $@
 
-demo: $(STAMP)  ## learn item values from observed decisions (under a minute)
+$(DOCS): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[docs]'
+	touch $(DEMO) $@
+
+demo: $(DEMO)  ## learn item values from observed decisions (installs torch and matplotlib, no more)
 	$(BIN)/python examples/learn_from_decisions.py $(ARGS)
+
+docs: $(DOCS)  ## build the site into build/site; recipes are run, and a broken link or example is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
+docs-serve: $(DOCS)  ## read the site, and see changes as they are saved
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
 
 test: $(STAMP)  ## run all tests and doctests; a file stays in one process, so that each kernel is compiled once
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -1,0 +1,130 @@
+"""Writes the tables of docs/performance.md, from the files in benchmarks/results: ``python docs/tools/tables.py``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
+CPU = max(RESULTS.glob("20[0-9][0-9]-[0-9][0-9]-[0-9][0-9].json"))  # the latest
+NAMES = {"shannon": "Shannon", "gini": "Gini", "tsallis": "Tsallis"}
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def short(x: float) -> str:
+    """Two digits, and all that are left of the point."""
+    return f"{x:,.0f}" if x >= 10 else f"{x:.2g}" if x < 1 else f"{x:.1f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def source(path: Path, environment: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in environment["versions"].items() if name != "knapgrad")
+    machine = environment.get("gpu") or f"{environment['cpu']}, {environment['cores']} shared cores"
+    where = f"{environment['date'][:10]}; [{path.name}](../benchmarks/results/{path.name})"
+    return f"*{machine}, Python {environment['python']}, {versions}; `{environment['command']}`, {where}*"
+
+
+def cpu() -> str:
+    """value and relax, and with the VJP: microseconds, and in brackets how often the paper's layout takes as long."""
+    found = read(CPU)
+    sizes = [f"knapsack n={n}" for n in (10, 25, 50, 100)]
+    rows = []
+    for regularizer, name in NAMES.items():
+        cells = []
+        for size in sizes:
+            (row,) = (
+                row
+                for row in found["speed"]
+                if (row["case"], row["regularizer"], row["threads"], row["batch"]) == (size, regularizer, 1, 32)
+            )
+            times = " / ".join(short(row[part]["ours_us"]["median"]) for part in ("forward", "both"))
+            factors = " / ".join(short(row[part]["over_paper"]["median"]) for part in ("forward", "both"))
+            cells.append(f"{times} ({factors})")
+        rows.append([name, *cells])
+    return f"{table(['', *sizes], rows)}\n\n{source(CPU, found['environment'])}"
+
+
+def gpu() -> str:
+    """The slowest regularizer of each: value and relax, and with the VJP, in milliseconds."""
+    path = RESULTS / "h200.json"
+    found = read(path)
+    columns = {
+        "knapgrad": "ours_ms",
+        "the same from JAX": "jax_ours_ms",
+        "jitted JAX scan": "jax_ms",
+        "eager PyTorch": "eager_ms",
+    }
+    rows = []
+    for shape in dict.fromkeys(row["shape"] for row in found["speed"]):
+        same = [row for row in found["speed"] if row["shape"] == shape]
+        cells = []
+        for column in columns.values():
+            parts = [
+                [row[part][column]["median"] for row in same if row[part].get(column)] for part in ("forward", "both")
+            ]
+            cells.append(" / ".join(short(max(part)) if part else "" for part in parts))
+        rows.append([f"{same[0]['batch']} × {same[0]['items']}, {same[0]['capacity']}", *cells])
+    return f"{table(['batch × items, capacity', *columns], rows)}\n\n{source(path, found['environment'])}"
+
+
+def gpu_calls() -> str:
+    """A tiny call: from Python, and as a graph."""
+    found = read(RESULTS / "h200.json")["overhead"]
+    rows = []
+    for call in dict.fromkeys(row["call"] for row in found):
+        same = [row for row in found if row["call"] == call]
+        spans = [sorted(1000 * row[part]["median"] for row in same) for part in ("call_ms", "replay_ms")]
+        rows.append([call, *(f"{short(span[0])} to {short(span[-1])}" for span in spans)])
+    return table(["4 × 10, microseconds", "a call from Python", "a replay of its CUDA graph"], rows)
+
+
+def memory() -> str:
+    """What is kept from the forward to the backward pass, and the peak."""
+    rows = []
+    for row in read(CPU)["memory"]:
+        kept, peak = row["kept_bytes"], row["peak_bytes"]
+        sizes = [f"{short(kept[who] / 1e6)} / {short(peak[who] / 1e6)}" for who in ("ours", "paper", "eager")]
+        rows.append([f"{row['case']}, batch {row['batch']}, capacity {row['capacity']}", *sizes])
+    return table(["kept / peak, MB", "knapgrad", "the paper's layout", "eager PyTorch"], rows)
+
+
+def peers() -> str:
+    """The soft selection, and with its gradient, in milliseconds; the peak memory of the latter."""
+    path = RESULTS / "peers-cpu.json"
+    found = read(path)
+    shapes = list(dict.fromkeys((row["batch"], row["n"], row["k"]) for row in found["rows"]))
+    rows = []
+    for method in dict.fromkeys(row["method"] for row in found["rows"]):
+        cells = []
+        for shape in shapes:
+            (row,) = [
+                row for row in found["rows"] if (row["batch"], row["n"], row["k"], row["method"]) == (*shape, method)
+            ] or [{}]
+            times = [short(row[part]["median"]) for part in ("forward, ms", "both, ms") if part in row]
+            peak = f" ({short(row['both, peak MB'])})" if "both, peak MB" in row else ""
+            cells.append(" / ".join(times) + peak)
+        rows.append([method, *cells])
+    head = [f"{batch} × {n}, {k}" for batch, n, k in shapes]
+    return f"{table(['batch × items, k', *head], rows)}\n\n{source(path, found['environment'])}"
+
+
+TABLES = {make.__name__: make for make in (cpu, gpu, gpu_calls, memory, peers)}
+
+
+def rewritten(page: str) -> str:
+    """The page with its tables as the files have them now."""
+    place = r"(<!-- table (\w+): begin.*?-->\n).*?(<!-- table: end -->)"
+    return re.sub(place, lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
