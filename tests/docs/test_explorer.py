@@ -58,6 +58,7 @@ def browser():
 def page(browser, address):
     """The explorer, just opened. Nothing may go wrong on it, and nothing may be asked from elsewhere."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.set_default_timeout(120_000)  # other tests run beside it
     troubles: list[str] = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("console", lambda message: message.type == "error" and troubles.append(message.text))
@@ -237,10 +238,15 @@ def test_drawn_subsets_have_the_relaxed_selection_as_their_mean(page):
 # The page
 
 
+def link(page) -> str:
+    """The address that keeps the state. The page writes it after a while: a later timer of its own finds it written,
+    however slow the machine is."""
+    return page.evaluate("() => new Promise((done) => setTimeout(() => done(location.href), 300))")
+
+
 def items(page) -> list[tuple[float, int]]:
     """Score and weight of each item, as the link has them."""
-    page.wait_for_timeout(200)
-    found = re.search(r"items=([^&]+)", page.url)[1].replace("%7E", "~")
+    found = re.search(r"items=([^&]+)", link(page))[1].replace("%7E", "~")
     return [(float(score), int(weight)) for score, weight, _ in (item.split("_") for item in found.split("~"))]
 
 
@@ -368,9 +374,8 @@ def test_the_link_keeps_the_state(page, browser, constraint):
     page.locator(".bar[data-item='0']").press("ArrowDown")
     page.locator("#capacity").press("ArrowRight")
     page.click("#draw")
-    page.wait_for_timeout(200)
     other = browser.new_page(viewport={"width": 1200, "height": 900})
-    other.goto(page.url)
+    other.goto(link(page))
     for part in ("#python", "#numbers", "#subsets", "#selections", "#bars", "#table", "#frontier"):
         assert other.locator(part).inner_html() == page.locator(part).inner_html(), part
     other.close()
@@ -404,7 +409,8 @@ def test_the_code_on_the_page_gives_the_numbers_on_the_page(page, constraint):
 @pytest.mark.parametrize("width", [360, 768, 1400])
 def test_nothing_is_wider_than_the_window(page, width):
     page.set_viewport_size({"width": width, "height": 800})
-    page.wait_for_timeout(100)
+    page.wait_for_function("width => innerWidth === width", arg=width)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -412,7 +418,7 @@ def test_nothing_is_wider_than_the_window(page, width):
 def test_text_can_be_read_in_light_and_dark(page, scheme):
     """At least 4.5 to 1 between text and what is behind it, as WCAG asks."""
     page.emulate_media(color_scheme=scheme)
-    page.wait_for_timeout(100)
+    page.wait_for_function("scheme => matchMedia(`(prefers-color-scheme: ${scheme})`).matches", arg=scheme)
 
     def luminance(name: str) -> float:
         code = page.evaluate("name => getComputedStyle(document.documentElement).getPropertyValue(name)", name).strip()

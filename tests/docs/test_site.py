@@ -149,6 +149,7 @@ def browse():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 360, "height": 800})
+        page.set_default_timeout(120_000)  # other tests run beside it
         page.host = f"http://127.0.0.1:{server.server_port}"
         troubles: list[str] = []
         page.on(
@@ -180,9 +181,11 @@ def test_every_page_opens_below_a_folder_and_fits_a_phone(browse):
 def test_the_search_finds_an_operation(browse):
     page = browse("faq/")
     page.set_viewport_size({"width": 1200, "height": 800})
-    page.locator(".md-search__input").fill("fenchel_young_loss")
+    page.locator(".md-search__input").click()  # the index is read now
+    page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for(state="attached")
+    page.keyboard.type("fenchel_young_loss")
     result = page.locator(".md-search-result__link").first
-    result.wait_for(timeout=10_000)
+    result.wait_for()
     assert "/some/folder/" in result.get_attribute("href")
 
 
