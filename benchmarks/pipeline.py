@@ -27,8 +27,9 @@ from knapgrad.kernels.triton import pipeline, plan
 from knapgrad.regularizers import REGULARIZERS
 
 GAMMA = 0.3
-RULE = plan.PIPELINED
-WAYS = {"pipeline": (1 << 30, 0, 0), "one program": (0, 0, 0), "rule": RULE}
+RULES = plan.PIPELINED, plan.PIPELINED_FAR
+ALWAYS, NEVER = (1 << 30, 0, 0), (0, 0, 0)
+WAYS = {"pipeline": (ALWAYS, ALWAYS), "one program": (NEVER, NEVER), "rule": RULES}
 #: batch, items, k
 TOP_K = [(64, 1024, 128), (16, 4096, 512), (8, 8192, 1024), (4, 32768, 2048), (1, 131072, 2048)]
 #: batch, items, capacity
@@ -37,11 +38,13 @@ BATCHES = 16, 64, 128, 256, 512, 1024
 CROSSOVER = [(batch, n, k) for n in (200, 1000) for k in (20, 50, 100, 200, 400) for batch in BATCHES if k < n]
 #: tile, items read ahead on the way there and back
 VARIANTS = [(32, 8, 16), (32, 8, 8), (32, 4, 8), (32, 16, 16), (64, 8, 8)]
+#: the same, for picks that move further than a tile
+FAR_VARIANTS = [(32, 8, 8), (64, 8, 8), (128, 8, 8), (128, 4, 4), (256, 4, 4)]
 
 
 def use(way: str) -> None:
     """From now on; constraints remember their launches, so they are made anew."""
-    plan.PIPELINED = WAYS[way]
+    plan.PIPELINED, plan.PIPELINED_FAR = WAYS[way]
     plan.tiles.cache_clear()
 
 
@@ -131,6 +134,7 @@ def check_small() -> list[dict[str, Any]]:
         "top 40 of 40": (kg.TopK(40), 40),
         "knapsack": (kg.Knapsack(rng.integers(0, 9, 200), 400), 200),
         "a least weight": (kg.Knapsack(rng.integers(0, 32, 100), 700, at_least=690), 100),
+        "heavy items": (kg.Knapsack(rng.integers(0, 900, 150), 2000), 150),
     }
     rows: list[dict[str, Any]] = []
     for place, (name, (constraint, n)) in enumerate(cases.items()):
@@ -208,18 +212,23 @@ def compare(
 
 def variants(seconds: float) -> list[dict[str, Any]]:
     """The pipeline with other tiles and groups."""
-    rows, usual = [], (plan.TILE, plan.GROUPS)
-    for tile, there, back in VARIANTS:
-        plan.TILE, plan.GROUPS = tile, (there, back)
-        for regularizer, (batch, n, k) in (("shannon", TOP_K[1]), ("tsallis", TOP_K[3])):
-            row: dict[str, Any] = {"tile": tile, "groups": (there, back), "size": k}
-            try:
-                row |= compare(batch, n, partial(kg.TopK, k), regularizer, seconds, ["pipeline"])
-            except Exception as error:  # of a compiler: the others go on
-                row["error"] = repr(error)[:300]
-            rows.append(row)
-            show(row)
-    plan.TILE, plan.GROUPS = usual
+    top_k = [("shannon", *TOP_K[1][:2], partial(kg.TopK, TOP_K[1][2]))]
+    top_k += [("tsallis", *TOP_K[3][:2], partial(kg.TopK, TOP_K[3][2]))]
+    wide = [("shannon", batch, n, partial(knapsack, n, capacity)) for batch, n, capacity in WIDE[:2]]
+    cases = [("TILE", *variant, case) for variant in VARIANTS for case in top_k]
+    cases += [("FAR_TILE", *variant, case) for variant in FAR_VARIANTS for case in wide]
+    rows, usual = [], {name: getattr(plan, name) for name in ("TILE", "FAR_TILE", "GROUPS")}
+    for name, tile, there, back, (regularizer, batch, n, constraint_of) in cases:
+        setattr(plan, name, tile)
+        plan.GROUPS = there, back
+        row: dict[str, Any] = {name: tile, "groups": (there, back)}
+        try:
+            row |= compare(batch, n, constraint_of, regularizer, seconds, ["pipeline"])
+        except Exception as error:  # of a compiler: the others go on
+            row["error"] = repr(error)[:300]
+        rows.append(row)
+        show(row)
+        vars(plan).update(usual)
     return rows
 
 
@@ -264,7 +273,7 @@ def main() -> None:
     if "variants" in options.sections:
         save("variants", variants(options.seconds))
     if "wide" in options.sections:
-        table("wide", WIDE, knapsack, options.regularizers[:1], ["one program"])
+        table("wide", WIDE, knapsack, options.regularizers, ways)
     if "crossover" in options.sections:
         table("crossover", CROSSOVER, lambda n, k: kg.TopK(k), options.regularizers[:1], ways)
     bad = [row for row in results.get("small", []) if not row["good"]]

@@ -44,13 +44,13 @@ Tiles = Callable[..., None]
 def tiles(limits: Limits) -> Iterator[Tiles]:
     """Every instance that can be is a pipeline, of small tiles and groups where they are interpreted; and more limits
     to set."""
-    small = {} if DEVICE == "cuda" else {"TILE": 4, "GROUPS": (2, 4)}
+    small = {} if DEVICE == "cuda" else {"TILE": 4, "FAR_TILE": 8, "GROUPS": (2, 4)}
 
     def set_limits(**more: Any) -> None:
         limits(**more)
         plan.tiles.cache_clear()
 
-    set_limits(PIPELINED=(1 << 20, 0, 0), **small)
+    set_limits(PIPELINED=(1 << 20, 0, 0), PIPELINED_FAR=(1 << 20, 0, 0), **small)
     yield set_limits
     limits.monkeypatch.undo()
     plan.tiles.cache_clear()
@@ -68,6 +68,8 @@ PROBLEMS = {
     "knapsack": Problem(RNG.standard_normal((2, 9)), LIGHT, np.array([9, 12]), np.array([1.1, 0.6])),
     "weights of a whole tile": Problem(RNG.standard_normal((1, 5)), [4, 4, 3, 4, 1], 11),
     "a least weight": Problem(RNG.standard_normal((2, 9)), LIGHT, np.array([9, 12]), 0.9, np.array([8, 5])),
+    "picks beyond the next tile": Problem(RNG.standard_normal((2, 7)), RNG.integers(0, 30, (2, 7)), np.array([60, 33])),
+    "far picks, a least weight": Problem(RNG.standard_normal((1, 6)), [20, 9, 1, 33, 40, 8], 41, 0.8, 37),
     "capacity above the total": Problem(RNG.standard_normal((1, 4)), [2, 1, 3, 1], 20, 1.0, 5),
     "masked": Problem(np.where(np.arange(7) % 3 == 1, -np.inf, RNG.standard_normal((1, 7))), None, 5),
     "batch of rank 2": Problem(RNG.standard_normal((2, 1, 5)), None, np.array([[2], [5]])),
@@ -97,7 +99,7 @@ def test_paths_against_the_reference(name, tiles):
 
 
 def test_it_is_a_pipeline(tiles):
-    """What the tests above are about; but not where a pick moves by more than a tile."""
+    """What the tests above are about."""
 
     def kind_of(weights: Any, capacity: int) -> type:
         call = Call(Problem(np.zeros((2, 5)), weights, capacity), "gini", "float64")
@@ -105,8 +107,10 @@ def test_it_is_a_pipeline(tiles):
         (launch,) = call.lattice.memo.values()
         return type(launch)
 
-    assert kind_of(None, 5) is kind_of([1, 2, 3, 2, 1], 6) is Pipeline
-    assert kind_of([1, 2, 3, 2, plan.TILE + 1], 60) is not Pipeline
+    far = [1, 2, 3, 2, plan.TILE + 1]
+    assert kind_of(None, 5) is kind_of([1, 2, 3, 2, 1], 6) is kind_of(far, 60) is Pipeline
+    tiles(PIPELINED_FAR=(0, 0, 0))
+    assert kind_of([1, 2, 3, 2, 1], 6) is Pipeline is not kind_of(far, 60)
 
 
 @pytest.mark.parametrize("operation", ["relax", "vjp", "entropy", "sample", "sample from a kept table", "log_prob_vjp"])
@@ -192,8 +196,9 @@ def large(
 def test_cuda_many_tiles(dtype, tiles, regularizer):
     large((5, 1500), lambda: kg.TopK(700), regularizer, dtype)
     large((3, 900), lambda: kg.TopK(640, at_least=500), regularizer, dtype)
-    weights = np.random.default_rng(0).integers(0, 33, 600)
-    large((3, 600), lambda: kg.Knapsack(weights, 3000, at_least=2900), regularizer, dtype)
+    for heaviest in (33, 900):
+        weights = np.random.default_rng(0).integers(0, heaviest, 600)
+        large((3, 600), lambda: kg.Knapsack(weights, 3000, at_least=2900), regularizer, dtype)
 
 
 @needs_gpu

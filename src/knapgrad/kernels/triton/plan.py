@@ -10,9 +10,10 @@ NARROW = 128  # capacities that fit into registers; four times as many where a b
 SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs per multiprocessor
 UNROLLED = 16  # options of a choice, above which kernels loop over them
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
-TILE = 32  # capacities of a program in a pipeline
+TILE, FAR_TILE = 32, 64  # capacities of a program in a pipeline; of picks that move further than the first
 GROUPS = 8, 8  # items that it reads ahead, there and back: 16 are 10% faster, and take half a minute to compile
 PIPELINED = 1, 5, 1024  # instances per multiprocessor, up to which a pipeline pays; tiles, and items, from which on
+PIPELINED_FAR = 0, 0, 0  # the same for picks that move further than a tile: not measured yet, so never
 
 
 class Plan(NamedTuple):
@@ -52,7 +53,7 @@ class Tiles(NamedTuple):
 
     tile: int
     tiles: int
-    halo: int  # cells of a tile that picks may bring to the next one
+    halo: int  # cells of a tile that picks may bring to others
     instances: int  # at a time
     items: int  # at a time
 
@@ -66,16 +67,17 @@ class Tiles(NamedTuple):
 def tiles(
     batch: int, n: int, reach: int, heaviest: int, tables: int, itemsize: int, multiprocessors: int
 ) -> Tiles | None:
-    """A pipeline, where it is faster and picks move by at most a tile."""
-    count = -(-(reach + 1) // TILE)
-    most, least, items = PIPELINED
-    if heaviest > TILE or batch > most * multiprocessors or count < least or n < items:
+    """A pipeline, where it is faster."""
+    is_far = heaviest > TILE
+    tile, (most, least, items) = (FAR_TILE, PIPELINED_FAR) if is_far else (TILE, PIPELINED)
+    count = -(-(reach + 1) // tile)
+    if batch > most * multiprocessors or count < least or n < items:
         return None
-    halo = power_of_2(heaviest)
+    halo = tile if is_far else power_of_2(heaviest)
     edges = count * halo * (8 + (2 * tables - 1) * itemsize)
-    per_item = tables * count * TILE * itemsize + edges
+    per_item = tables * count * tile * itemsize + edges
     instances = min(max(ITEM_SCRATCH // (per_item * n), 1), batch)
-    return Tiles(TILE, count, halo, instances, min(max(ITEM_SCRATCH // (per_item * instances), 1), n))
+    return Tiles(tile, count, halo, instances, min(max(ITEM_SCRATCH // (per_item * instances), 1), n))
 
 
 def is_shared(n: int, reach: int, size: int) -> bool:

@@ -1,8 +1,9 @@
 """Rows cut into tiles, one program of a single warp per tile, at different items at the same time: a pipeline.
 
-A tile stays in registers, and a step needs no barrier. What a pick brings from the next tile goes through memory, as
+A tile stays in registers, and a step needs no barrier. What a pick brings from another tile goes through memory, as
 bits: each cell is written once, and holds ABSENT until then, so no flag and no fence is needed. A program reads the
-cells of a group of items long before it needs them, and reads again what was not there yet.
+cells of a group of items long before it needs them, and reads again what was not there yet. Of each tile the last HALO
+cells are sent: as far as a pick moves, or all.
 
 It waits only for tiles that were taken before its own: programs take them in the order in which they start. So the
 first that is not finished can always go on, however few programs are resident.
@@ -36,14 +37,14 @@ def send(edges, x, mask):
 
 
 @triton.jit
-def receive(edges, stride, weights, way: tl.constexpr, has_neighbour, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """Bits of the cells beyond the tile that are as far away as items weigh, for a group of them; 0 in other lanes.
-    ``edges`` points to where the cell of lane 0 would be."""
+def receive(edges, stride, weights, way: tl.constexpr, room, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """Bits of the cells beyond the tile that are as far away as items weigh, for a group of them; 0 in other lanes, and
+    beyond the ``room`` cells that there are that way. ``edges`` points to where the cell of lane 0 would be."""
     lane = tl.arange(0, TILE)
     found = ()
     for j in tl.static_range(GROUP):
         at = lane + way * weights[j]
-        beyond = ((at < 0) | (at >= TILE)) & has_neighbour
+        beyond = ((at < 0) & (at >= -room)) | ((at >= TILE) & (at < TILE + room))
         found = found + (tl.load(edges + (j * stride + at), beyond, 0, volatile=True),)  # type: ignore[assignment]
     return found
 
@@ -124,24 +125,24 @@ def fill_tiles_kernel(
     bad = tl.zeros([GROUP], tl.int32)
 
     scores, weights = scores_from(theta, strength, 0, count, GROUP), numbers_from(moves, 0, 1, count, GROUP)
-    V_found = receive(V_in, stride, weights, -1, t > 0, GROUP, TILE)
+    V_found = receive(V_in, stride, weights, -1, t * TILE, GROUP, TILE)
     if SOURCE is not None:
         directions = numbers_from(z, 0, 1, count, GROUP)
-        T_found = receive(T_in, stride, weights, -1, t > 0, GROUP, TILE)
+        T_found = receive(T_in, stride, weights, -1, t * TILE, GROUP, TILE)
     for start in range(0, count, GROUP):
         later = start + GROUP
         next_scores = scores_from(theta, strength, later, count, GROUP)
         next_weights = numbers_from(moves, later, 1, count, GROUP)
         while some_absent(V_found, GROUP):
-            V_found = receive(V_in, stride, weights, -1, t > 0, GROUP, TILE)
+            V_found = receive(V_in, stride, weights, -1, t * TILE, GROUP, TILE)
         V_in += GROUP * stride
-        V_next = receive(V_in, stride, next_weights, -1, t > 0, GROUP, TILE)
+        V_next = receive(V_in, stride, next_weights, -1, t * TILE, GROUP, TILE)
         if SOURCE is not None:
             next_directions = numbers_from(z, later, 1, count, GROUP)
             while some_absent(T_found, GROUP):
-                T_found = receive(T_in, stride, weights, -1, t > 0, GROUP, TILE)
+                T_found = receive(T_in, stride, weights, -1, t * TILE, GROUP, TILE)
             T_in += GROUP * stride
-            T_next = receive(T_in, stride, next_weights, -1, t > 0, GROUP, TILE)
+            T_next = receive(T_in, stride, next_weights, -1, t * TILE, GROUP, TILE)
         bad = bad | bad_scores(theta, strength, start, count, GROUP)
         for j in tl.static_range(GROUP):
             at = lane - weights[j]
@@ -220,7 +221,7 @@ def collect_tiles_kernel(
     edge = b * groups_of(count, GROUP) * GROUP * stride + t * HALO
     E_in, E_out = E_edges + edge + (HALO - TILE), E_edges + edge + lane
     D_in, D_out = D_edges + edge + (HALO - TILE), D_edges + edge + lane
-    has_neighbour, sends = t + 1 < tiles, (lane < HALO) & (t > 0)
+    room, sends = (tiles - 1 - t) * TILE, (lane < HALO) & (t > 0)
     E, D = (c == tl.load(goals + b * limits_step)).to(dtype), tl.zeros([TILE], dtype)
     if first + count < n:
         E = tl.load(E_row + row)
@@ -229,26 +230,26 @@ def collect_tiles_kernel(
 
     weights = numbers_from(moves, count - 1, -1, count, GROUP)
     qs = rows_before(Q, width, 0, count, GROUP, TILE)
-    E_found = receive(E_in, stride, weights, 1, has_neighbour, GROUP, TILE)
+    E_found = receive(E_in, stride, weights, 1, room, GROUP, TILE)
     if SOURCE is not None:
         rs = rows_before(R, width, 0, count, GROUP, TILE)
-        D_found = receive(D_in, stride, weights, 1, has_neighbour, GROUP, TILE)
+        D_found = receive(D_in, stride, weights, 1, room, GROUP, TILE)
     for start in range(0, count, GROUP):
         later = start + GROUP
         next_weights = numbers_from(moves, count - 1 - later, -1, count, GROUP)
         Q -= tl.cast(GROUP * width, tl.int64)
         next_qs = rows_before(Q, width, later, count, GROUP, TILE)
         while some_absent(E_found, GROUP):
-            E_found = receive(E_in, stride, weights, 1, has_neighbour, GROUP, TILE)
+            E_found = receive(E_in, stride, weights, 1, room, GROUP, TILE)
         E_in += GROUP * stride
-        E_next = receive(E_in, stride, next_weights, 1, has_neighbour, GROUP, TILE)
+        E_next = receive(E_in, stride, next_weights, 1, room, GROUP, TILE)
         if SOURCE is not None:
             R -= tl.cast(GROUP * width, tl.int64)
             next_rs = rows_before(R, width, later, count, GROUP, TILE)
             while some_absent(D_found, GROUP):
-                D_found = receive(D_in, stride, weights, 1, has_neighbour, GROUP, TILE)
+                D_found = receive(D_in, stride, weights, 1, room, GROUP, TILE)
             D_in += GROUP * stride
-            D_next = receive(D_in, stride, next_weights, 1, has_neighbour, GROUP, TILE)
+            D_next = receive(D_in, stride, next_weights, 1, room, GROUP, TILE)
         for j in tl.static_range(GROUP):
             at = lane + weights[j]
             beyond, up = at >= TILE, tl.minimum(at, TILE - 1)
