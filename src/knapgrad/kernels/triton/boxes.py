@@ -128,12 +128,11 @@ def collect_box(
             result += change
             picked, change, _, _ = leave(E, D, Q, R, up, arrives, SOURCE)
             e, d = e + picked, d + change
-            if BAND:  # what stays beyond the knee comes to it
-                if start + BLOCK > new_knee * lead:
-                    for beyond in range(lead, (knee - new_knee) * lead + 1, lead):
-                        from_there = (c // lead == new_knee) & (c + beyond >= first) & (c + beyond <= top)
-                        _, _, more_e, more_d = leave(E, D, Q, R, c + beyond, from_there, SOURCE)
-                        e, d = e + more_e, d + more_d
+            if start + BLOCK > new_knee * lead:  # what stays beyond the knee comes to it
+                for beyond in range(lead, (knee - new_knee) * lead + 1, lead):
+                    from_there = (c // lead == new_knee) & (c + beyond >= first) & (c + beyond <= top)
+                    _, _, more_e, more_d = leave(E, D, Q, R, c + beyond, from_there, SOURCE)
+                    e, d = e + more_e, d + more_d
             tl.store(new_E + c, e, mask=c <= new_top)  # [E]
             if SOURCE is not None:
                 tl.store(new_D + c, d, mask=c <= new_top)  # [E']
