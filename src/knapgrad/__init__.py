@@ -13,8 +13,7 @@ from types import ModuleType
 
 from knapgrad.budgets import frontier
 from knapgrad.compiling import warmup
-from knapgrad.constraints import Knapsack, MultipleChoice, TopK
-from knapgrad.multi_knapsack import MultiKnapsack
+from knapgrad.constraints import Knapsack, MultiKnapsack, MultipleChoice, TopK
 from knapgrad.ops import divergence, entropy, fenchel_young_loss, log_prob, relax, sample, solve, value
 from knapgrad.regularizers import Gini, Shannon, Tsallis
 

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from knapgrad import ops
-from knapgrad.constraints import Constraint, check_constraint
-from knapgrad.multi_knapsack import MultiKnapsack
+from knapgrad.constraints import Constraint, MultiKnapsack, check_constraint
 from knapgrad.regularizers import Regularizer
 
 Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX array

@@ -21,7 +21,7 @@ import numpy as np
 
 import knapgrad as kg
 from knapgrad.constraints import Constraint
-from knapgrad.multi_knapsack import MOST_BUDGETS
+from knapgrad.constraints.multi_knapsack import MOST_BUDGETS
 from knapgrad.regularizers import REGULARIZERS, Regularizer
 
 try:

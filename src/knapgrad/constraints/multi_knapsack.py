@@ -9,7 +9,8 @@ import numpy as np
 
 from knapgrad import backends
 from knapgrad.arguments import check_broadcast, integers, largest_of, marked, shown
-from knapgrad.constraints import Constraint, Knapsack
+from knapgrad.constraints.base import Constraint
+from knapgrad.constraints.knapsack import Knapsack
 from knapgrad.lattice import Lattice, largest_total
 from knapgrad.real import Scale
 from knapgrad.values import Aside, Value

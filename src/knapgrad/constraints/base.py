@@ -1,0 +1,95 @@
+"""What every constraint has: a check of shapes, `contains`, and its lattice."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from knapgrad import backends
+from knapgrad.lattice import Lattice, moduli_of
+from knapgrad.values import Value
+
+
+class Constraint(Value, ABC):
+    """A set of feasible selections. It is a value: it can be compared, hashed, pickled and copied, but not changed."""
+
+    event_dims = 1  # how many of the last dimensions of theta belong to one instance
+    max_capacity: int | None
+    copies: dict[Any, Any]  # of its lattice on devices, kept by the backend of a framework
+    _fitting: dict[Any, backends.Backend]  # types and shapes of theta that were checked
+    _largest: int | None  # capacity, or k, of all instances; None if they are traced
+    _exactly: bool | None  # whether all of it must be used; None if a least weight is something else, or traced
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        constraint = super().__new__(cls)
+        constraint._keep(copies={}, _fitting={})
+        return constraint
+
+    @abstractmethod
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raises ValueError unless the constraint fits a theta of that shape, (*batch, *event)."""
+
+    @abstractmethod
+    def lattice(self, n: int) -> Lattice:
+        """What the kernels need to know, for n items: NumPy arrays, or arrays that JAX traces."""
+
+    def lightest(self, event: tuple[int, ...]) -> Any:
+        """What every selection weighs at least, 0 or integers that broadcast to the batch; the lattice is without
+        it."""
+        return 0
+
+    def flat(self, backend: backends.Backend, x: Any, is_selection: bool = False) -> Any:
+        """Scores or selections (*batch, *event) as the kernels take them, (*batch, n), with those of picking no option
+        where that is an item of the kernels."""
+        return x
+
+    def whole(self, flat: Any, shape: tuple[int, ...]) -> Any:
+        """The reverse, for a theta of that shape, without those of picking no option."""
+        return flat
+
+    def contains(self, y: Any) -> Any:
+        """Whether selections are feasible: zeros and ones that obey the constraint.
+
+        Args:
+            y: selections of theta's shape, or with dimensions of samples in front; of any framework.
+
+        Returns:
+            Truth values (*batch,) or (*samples, *batch), in y's framework.
+
+        >>> import numpy as np, knapgrad as kg
+        >>> y = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1], [0.5, 0.5, 1]])
+        >>> kg.TopK(2).contains(y)
+        array([False,  True,  True, False])
+        >>> kg.Knapsack([3, 2, 2], capacity=4).contains(y)
+        array([ True, False,  True, False])
+        >>> kg.MultipleChoice([3, 2, 2], capacity=5).contains(np.array([[1, 0, 0], [0, 1, 0]]))
+        np.True_
+        """
+        y = backends.plain("y", y)
+        backend = backends.check_array("y", y)
+        self.check(y.shape)
+        y = self.flat(backend, y, is_selection=True)
+        lattice = backend.lattice(self, y)
+        with backend.exact():
+            weights = backend.array(lattice.weights, y, "weights")
+            capacity = backend.array(lattice.capacity, y, "capacity")
+            used = backend.sum_double(backend.double(y) * weights)
+            inside = ((y == 0) | (y == 1)).all(-1) & (used <= capacity)
+            for modulus in moduli_of(lattice.box):
+                inside = inside & (backend.sum_double(backend.double(y) * (weights % modulus)) <= capacity % modulus)
+            if lattice.options:
+                groups = y.shape[-1] // lattice.options  # not -1, which an empty batch leaves open
+                inside = inside & (y.reshape((*y.shape[:-1], groups, lattice.options)).sum(-1) == 1).all(-1)
+            if lattice.slack is None:
+                return inside
+            return inside & (used >= capacity - backend.array(lattice.slack, y, "slack"))
+
+
+def check_constraint(constraint: Any) -> None:
+    if not isinstance(constraint, Constraint):
+        is_class = isinstance(constraint, type)
+        given = f"{constraint.__name__} (a class: call it)" if is_class else type(constraint).__name__
+        raise TypeError(
+            f"constraint must be a knapgrad.TopK, Knapsack, MultiKnapsack or MultipleChoice, got {given}; "
+            "for example knapgrad.TopK(3) or knapgrad.Knapsack(weights, capacity)"
+        )
