@@ -64,7 +64,8 @@ class Launch:
                 self._run(device, given)
 
     def _run(self, device: int, given: dict[str, Any]) -> None:
-        scratch = torch.empty(self.bytes, dtype=torch.uint8, device=given["theta"].device)
+        theta = given["theta"]
+        scratch = torch.empty(self.bytes, dtype=torch.uint8, device=theta.device) if self.bytes else theta
         if self.compiled is None or not self._launch(device, scratch, given):
             self._compile(scratch, given)
 

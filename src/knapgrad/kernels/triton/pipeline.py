@@ -54,7 +54,7 @@ class Pipeline:
         self.options = {"tiles": layout.tiles, "n": self.shape[1], "TILE": layout.tile, "num_warps": 1}
         self.options |= {"HALO": layout.halo, "SOURCE": choices.source(source), "SLACK": batch.constants["SLACK"]}
         self.options |= choices.functions(batch.regularizer)
-        self.launches: dict[tuple[Any, ...], Launch] = {}
+        self.launches: dict[tuple[Any, ...], tuple[Launch, list[str]]] = {}  # and what changes from call to call
 
     def sweep(self, theta: Tensor, z: Tensor, strength: dict[str, Any], relaxed: bool, keep: bool) -> dict[str, Tensor]:
         """Value, tangent, y if RELAXED, and the tables if they are kept, for flat theta and z."""
@@ -80,13 +80,14 @@ class Pipeline:
         return whole.tables
 
     def launch(self, kernel: Any, programs: int, given: dict[str, Any], **options: Any) -> None:
-        key = kernel, programs, *options.values()
+        key = kernel.__name__, programs, *options.values()
         if key not in self.launches:
             every = self.options | options
             arguments = {name: x for name, x in every.items() if name in kernel.arg_names}
-            rest = {name: every[name] for name in ("num_warps",)}
-            self.launches[key] = Launch(kernel, programs, arguments, rest, {})
-        self.launches[key]({name: x for name, x in given.items() if name in kernel.arg_names})
+            names = [name for name in kernel.arg_names if name in given]
+            self.launches[key] = Launch(kernel, programs, arguments, {"num_warps": every["num_warps"]}, {}), names
+        launch, names = self.launches[key]
+        launch({name: given[name] for name in names})
 
 
 class Part:
@@ -100,77 +101,84 @@ class Part:
         self.size, self.n = part.stop - part.start, pipeline.shape[1]
         self.length = self.n if keep else min(self.layout.items, self.n)
         self.starts = range(0, self.n, self.length)
-        goals, moves = pipeline.goals, pipeline.moves
+        goals, slacks, moves = pipeline.goals, pipeline.slacks, pipeline.moves
         limits_step, moves_step = int(len(goals) > 1), self.n if len(moves) > 1 else 0
         self.given: dict[str, Any] = {
-            "theta": theta[part], "z": z[part], "y": found["y"][part],
-            "value": found["value"][part], "tangent": found["tangent"][part],
-            "moves": moves[part if moves_step else slice(None)],
-            "goals": goals[part if limits_step else slice(None)],
-            "slacks": pipeline.slacks[part if limits_step else slice(None)],
-            "moves_step": moves_step, "limits_step": limits_step, "scale": 1.0, "gamma": theta, "gamma_step": 0,
+            "theta": theta, "z": z, "moves": moves, "goals": goals, "slacks": slacks, "moves_step": moves_step,
+            "limits_step": limits_step, "scale": 1.0, "gamma": theta, "gamma_step": 0, **found, **strength,
         }  # fmt: skip
-        self.given |= strength
-        if "gamma" in strength:
-            self.given["gamma_step"] = int(len(strength["gamma"]) > 1)
-            self.given["gamma"] = strength["gamma"][part if self.given["gamma_step"] else slice(None)]
         self.gammas = "gamma" in strength
-        self.tables = found["tables"][part]
+        if self.gammas:
+            self.given["gamma_step"] = int(len(strength["gamma"]) > 1)
+        if self.size < len(theta):
+            steps = {
+                "moves": moves_step,
+                "goals": limits_step,
+                "slacks": limits_step,
+                "gamma": self.given["gamma_step"],
+            }
+            for name in ("theta", "z", *found, *(name for name, step in steps.items() if step)):
+                self.given[name] = self.given[name][part]
+        self.tables = self.given["tables"]
 
     def sweep(self, relaxed: bool) -> None:
         theta, layout, count = self.given["theta"], self.layout, self.pipeline.count
         ends = len(self.starts) + 1
         self.V_rows = theta.new_empty(ends, self.size, layout.width, dtype=torch.float64)
         self.T_rows = theta.new_empty(ends if count > 1 else 0, self.size, layout.width)
-        if relaxed and not self.keep:
-            self.tables = theta.new_empty(self.size * count * self.length * layout.width)
-        for k in range(len(self.starts)):
-            self.fill(k, stored=self.keep or (relaxed and k + 1 == len(self.starts)))
         if not relaxed:
+            for k in range(len(self.starts)):
+                self.fill(k, self.edges(k, 1)[0], stored=self.keep)
             return
+        if not self.keep:
+            self.tables = theta.new_empty(self.size * count * self.length * layout.width)
         self.given |= {"E_row": theta.new_empty(self.size, layout.width), "tables": self.tables}
         self.given |= {"D_row": torch.empty_like(self.given["E_row"]) if count > 1 else theta}
         self.given |= {"terms": torch.empty_like(self.tables) if self.keep else self.tables}
+        for k in range(len(self.starts) - 1):
+            self.fill(k, self.edges(k, 1)[0], stored=False)
         for k in reversed(range(len(self.starts))):
-            if k + 1 < len(self.starts):
-                self.fill(k, stored=True)
-            self.collect(k)
+            there, back = self.edges(k, 2)
+            self.fill(k, there, stored=True)
+            self.collect(k, back)
 
-    def fill(self, k: int, stored: bool) -> None:
+    def fill(self, k: int, edges: dict[str, Tensor], stored: bool) -> None:
         """The items from the k-th start on."""
-        theta, first = self.given["theta"], self.starts[k]
-        given = self.given | {"first": first, "count": min(self.length, self.n - first)}
-        given |= {"V_start": self.V_rows[k], "V_end": self.V_rows[k + 1]}
-        given |= {"tables": self.tables if stored else theta, "T_start": theta, "T_end": theta}
+        theta = self.given["theta"]
+        given = self.given | edges | {"first": self.starts[k], "count": self.count(k)}
+        given |= {"V_start": self.V_rows[k], "V_end": self.V_rows[k + 1], "T_start": theta, "T_end": theta}
+        given["tables"] = self.tables if stored else theta
         if self.pipeline.count > 1:
             given |= {"T_start": self.T_rows[k], "T_end": self.T_rows[k + 1]}
-        given |= self.edges(given["count"], V_edges=torch.int64, T_edges=_INTEGERS[theta.dtype])
         self.pipeline.launch(
             tiles.fill_tiles_kernel, self.size * self.layout.tiles, given, STORED=stored, GAMMAS=self.gammas,
             GROUP=plan.GROUPS[0],
         )  # fmt: skip
 
-    def collect(self, k: int) -> None:
-        first = self.starts[k]
-        given = self.given | {"first": first, "count": min(self.length, self.n - first)}
-        integer = _INTEGERS[self.given["theta"].dtype]
-        given |= self.edges(given["count"], E_edges=integer, D_edges=integer)
+    def collect(self, k: int, edges: dict[str, Tensor]) -> None:
+        count = self.count(k)
+        given = self.given | edges | {"first": self.starts[k], "count": count, "rows": self.size * count}
         self.pipeline.launch(
             tiles.collect_tiles_kernel, self.size * self.layout.tiles, given, GROUP=plan.GROUPS[1]
         )  # fmt: skip
-        given["rows"] = self.size * given["count"]
         rows, columns = _SUMMED
         self.pipeline.launch(
             tiles.add_tiles_kernel, -(-given["rows"] // rows), given, ROWS=rows, BLOCK=columns, num_warps=4
         )  # fmt: skip
 
-    def edges(self, count: int, **types: torch.dtype) -> dict[str, Tensor]:
-        """Where nothing was sent yet, and the turn before the first. The second edges are for a tangent alone."""
-        cells = self.size * (count + max(plan.GROUPS)) * self.layout.tiles * self.layout.halo  # of whole groups
-        first, second = types
-        lengths = {"turn": (torch.int32, 1), first: (types[first], cells)}
-        lengths[second] = types[second], cells if self.pipeline.count > 1 else 1
-        words = {name: -(-length * dtype.itemsize // 16) * 4 for name, (dtype, length) in lengths.items()}
-        memory = torch.full((sum(words.values()),), -1, dtype=torch.int32, device=self.given["theta"].device)
-        parts = memory.split(list(words.values()))
-        return {name: part.view(dtype) for (name, (dtype, _)), part in zip(lengths.items(), parts)}
+    def count(self, k: int) -> int:
+        return min(self.length, self.n - self.starts[k])
+
+    def edges(self, k: int, ways: int) -> list[dict[str, Tensor]]:
+        """For the way there, and back: where nothing was sent yet, and the turn before the first. The second edges of
+        a way are for a tangent alone."""
+        theta, is_tangent = self.given["theta"], self.pipeline.count > 1
+        cells = self.size * (self.count(k) + max(plan.GROUPS)) * self.layout.tiles * self.layout.halo  # of whole groups
+        integer = _INTEGERS[theta.dtype]
+        lengths: list[tuple[str, torch.dtype, int]] = []
+        for first, second, dtype in (("V_edges", "T_edges", torch.int64), ("E_edges", "D_edges", integer))[:ways]:
+            lengths += [("turn", torch.int32, 1), (first, dtype, cells), (second, integer, cells if is_tangent else 1)]
+        words = [-(-length * dtype.itemsize // 16) * 4 for _, dtype, length in lengths]
+        memory = torch.full((sum(words),), -1, dtype=torch.int32, device=theta.device)
+        parts = [(name, x.view(dtype)) for (name, dtype, _), x in zip(lengths, memory.split(words))]
+        return [dict(parts[way : way + 3]) for way in range(0, len(parts), 3)]
