@@ -110,7 +110,12 @@ function compute() {
 // Drawing -----------------------------------------------------------------------------------------------------------
 
 const names = (subset) => (subset.size ? order().filter((i) => subset.has(i)).map((i) => i + 1).join(", ") : "nothing");
-const percent = (p) => (p >= 0.9995 ? "100%" : p >= 0.1 ? `${(100 * p).toFixed(1)}%` : p >= 0.0001 ? `${(100 * p).toFixed(2)}%` : "<0.01%");
+/** Only what is certain is 0% or 100%: that some regularizers give exactly that is the point of them. */
+function percent(p) {
+  if (p <= 1e-12 || p >= 1 - 1e-12) return `${Math.round(100 * p)}%`;
+  if (p < 0.0001 || p > 0.9999) return p < 0.5 ? "<0.01%" : ">99.99%";
+  return `${(100 * p).toFixed(p < 0.1 || p > 0.999 ? 2 : 1)}%`;
+}
 
 function svg(tag, attributes = {}, text = "") {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -145,6 +150,7 @@ function layout(unit) {
 }
 
 let unitWhileDragged; // set while an edge is dragged
+const EDGE = matchMedia("(pointer: coarse)").matches ? 28 : 14; // pixels that a pointer can hit
 
 function drawBars() {
   const root = $("bars"), { places, unit, width } = layout(unitWhileDragged);
@@ -189,7 +195,7 @@ function drawBars() {
     set("frame", { x, width, y, height: long, rx: 3 });
     set("fill", { x, width, y: score > 0 ? zero - filled : zero, height: filled, rx: filled > 4 ? 3 : 0 });
     set("grip", { x1: x + width / 2 - 6, x2: x + width / 2 + 6, y1: tip, y2: tip });
-    set("edge", { x: x + width - 7, width: state.constraint === "topk" ? 0 : 14, y: y - 6, height: long + 12 });
+    set("edge", { x: x + width - EDGE / 2, width: state.constraint === "topk" ? 0 : EDGE, y: y - 6, height: long + 12 });
     set("score", { x: x + width / 2, y: score >= 0 ? tip - 7 : tip + 15 });
     set("name", { x: x + width / 2, y: bottom + 14 });
     set("taken", { x: x + width / 2, y: bottom + 29 });
@@ -227,6 +233,7 @@ function drawControls() {
   $("atleast").max = state.capacity;
   $("atleast").value = $("atleast-value").textContent = state.atLeast;
   $("optional-label").hidden = state.constraint !== "groups";
+  $("weight-hint").hidden = state.constraint === "topk";
   $("optional").checked = state.optional;
   $("gamma").value = Math.log10(state.gamma);
   $("gamma-value").textContent = state.gamma;
@@ -272,7 +279,7 @@ function drawSelections() {
         const used = share.reduce((sum, x, i) => sum + x * weightOf(i), 0);
         const worth = share.reduce((sum, x, i) => sum + x * state.items[i].score, 0);
         note.textContent = `${unit} ${rounded(used, 2)}, score ${rounded(worth, 2)}`;
-      } else if (shown.feasible) note.textContent = "draw a subset";
+      } else if (kind === "relaxed" || shown.feasible) note.textContent = shown.feasible ? "draw a subset" : "nothing is feasible";
       for (const limit of new Set(state.atLeast ? [state.atLeast, state.capacity] : [state.capacity])) {
         const line = Object.assign(document.createElement("i"), { className: "limit" });
         line.style.left = `min(${(100 * limit) / room}%, 100% - 2px)`;
@@ -314,8 +321,8 @@ function drawSubsets() {
 function drawTable() {
   const { problem, P, path } = shown, root = $("table"), groups = state.constraint === "groups";
   $("table-hint").textContent =
-    `Each cell: the probability of picking ${groups ? "the option" : "the item"} with so much of the capacity left. ` +
-    "A draw starts at the top right and decides about the last " + (groups ? "group" : "item") + " first" + (path ? "." : "; draw a subset to see its path.");
+    `Each cell: the probability of picking ${groups ? "the option" : "the item"} given the remaining capacity. ` +
+    "A draw starts at the top right and decides about the last " + (groups ? "group" : "item") + " first" + (path || !shown.feasible ? "." : "; draw a subset to see its path.");
   const rows = [], rowOf = new Map();
   for (let k = problem.choices.length - 1; k >= 0; k--) {
     problem.choices[k].forEach(({ item, missing }, o) => {
@@ -326,7 +333,7 @@ function drawTable() {
     });
   }
   const left = 50, room = root.parentElement.clientWidth - left - 4, columns = problem.capacity + 1;
-  const size = clamp(room / columns, 9, 34), high = 22, top = 4;
+  const size = clamp(room / columns, 9, 60), high = 22, top = 4;
   const [width, height] = [left + columns * size + 4, top + rows.length * high + 34];
   root.setAttribute("height", height);
   root.style.minWidth = `${width}px`;
@@ -364,19 +371,19 @@ function drawFrontier() {
   const mode = atLeast === 0 ? "most" : atLeast === capacity ? "exactly" : "band";
   const smooth = frontier(shown.problem, reach, atLeast, mode, regularizer).map((v) => v === null ? null : v * gamma);
   const hard = frontier(problemOf(state), reach, atLeast, mode, "hard");
-  const what = { most: "at most c", exactly: "exactly c", band: `from ${atLeast} to c` }[mode];
-  const axis = state.constraint === "topk" ? "items" : "capacity";
-  $("frontier-hint").innerHTML = `The best score, <span class="key-exact">exact</span> and <span class="key-relaxed">smoothed</span>, if the selection takes ${what} (${axis}). Click to set the present ${axis === "items" ? "k" : axis}.`;
-  const width = Math.max(root.clientWidth, 200), height = 190, left = 34, bottom = 24, top = 10, right = 12;
+  const limit = { most: "at most c", exactly: "exactly c", band: `from ${atLeast} to c` }[mode];
+  const axis = state.constraint === "topk" ? "k" : "capacity", what = axis === "k" ? `${limit} items` : `a weight of ${limit}`;
+  $("frontier-hint").innerHTML = `The best score, <span class="key-exact">exact</span> and <span class="key-relaxed">smoothed</span>, of selections with ${what}. Click to set the ${axis}.`;
+  const width = Math.max(root.clientWidth, 200), height = 206, left = 34, bottom = 40, top = 10, right = 12;
   const known = [...smooth, ...hard].filter((v) => v !== null);
   const low = Math.min(0, ...known), high = Math.max(1, ...known);
   const x = (c) => left + ((width - left - right) * c) / Math.max(reach, 1);
   const y = (v) => height - bottom - ((height - bottom - top) * (v - low)) / (high - low);
-  const line = (values, stepped) => {
+  const line = (values) => {
     let d = "", open = false;
     values.forEach((v, c) => {
       if (v === null) return (open = false);
-      d += !open ? `M${x(c)} ${y(v)}` : stepped ? `H${x(c)}V${y(v)}` : `L${x(c)} ${y(v)}`;
+      d += open ? `H${x(c)}V${y(v)}` : `M${x(c)} ${y(v)}`;
       if (!open && values[c + 1] == null) d += "h0.01";
       return (open = true);
     });
@@ -389,10 +396,11 @@ function drawFrontier() {
     marks.push(svg("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, v));
   }
   const every = Math.max(1, Math.ceil(reach / Math.max((width - left) / 44, 1)));
-  for (let c = 0; c <= reach; c += every) marks.push(svg("text", { x: x(c), y: height - 6, "text-anchor": "middle" }, c));
+  for (let c = 0; c <= reach; c += every) marks.push(svg("text", { x: x(c), y: height - 22, "text-anchor": "middle" }, c));
+  marks.push(svg("text", { x: width - right, y: height - 6, "text-anchor": "end" }, axis === "k" ? "c, items" : "c, total weight"));
   root.setAttribute("height", height);
   root.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  root.setAttribute("aria-label", `Frontier: the present ${axis} is ${capacity} of ${reach}`);
+  root.setAttribute("aria-label", `Frontier: the ${axis} is ${capacity} of ${reach}`);
   root.dataset.left = left;
   root.dataset.right = right;
   root.dataset.reach = reach;
@@ -400,8 +408,8 @@ function drawFrontier() {
   root.replaceChildren(
     ...marks,
     svg("line", { x1: x(capacity), x2: x(capacity), y1: top, y2: height - bottom, class: "now-line", "data-capacity": capacity }),
-    svg("path", { d: line(hard, true), class: "steps", "stroke-linecap": "round" }),
-    svg("path", { d: line(smooth, false), class: "curve", "stroke-linecap": "round" }),
+    svg("path", { d: line(hard), class: "steps", "stroke-linecap": "round" }),
+    svg("path", { d: line(smooth), class: "curve", "stroke-linecap": "round" }),
     ...(now == null ? [] : [svg("circle", { cx: x(capacity), cy: y(now), r: 5, class: "cell" })]),
   );
 }
@@ -509,8 +517,6 @@ bars.addEventListener("keydown", (event) => {
   const keys = {
     ArrowUp: () => edit(i, { score: score + step }),
     ArrowDown: () => edit(i, { score: score - step }),
-    ArrowRight: () => edit(i, { weight: weight + 1 }),
-    ArrowLeft: () => edit(i, { weight: weight - 1 }),
     Home: () => edit(i, { score: LOWEST }),
     End: () => edit(i, { score: HIGHEST }),
     Delete: () => {
@@ -518,6 +524,10 @@ bars.addEventListener("keydown", (event) => {
       document.querySelector(`.bar[data-item="${current}"]`).focus();
     },
   };
+  if (state.constraint !== "topk") {
+    keys.ArrowRight = () => edit(i, { weight: weight + 1 });
+    keys.ArrowLeft = () => edit(i, { weight: weight - 1 });
+  }
   if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   keys[event.key]();
@@ -572,11 +582,35 @@ $("copy").addEventListener("click", async () => {
   setTimeout(() => ($("copy").textContent = "Copy link"), 2000);
 });
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const theme = (name) => (document.documentElement.dataset.theme = name);
-theme(dark.matches ? "dark" : "light");
-dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
-$("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+$("reset").addEventListener("click", () => {
+  current = 0;
+  change(() => (state = structuredClone(START)));
+  say("As at the start");
+});
+
+// Light or dark: as on the other pages of the site, which keep the choice where Material for MkDocs keeps it; else as the system has it.
+const dark = matchMedia("(prefers-color-scheme: dark)"), kept = new URL("..", location).pathname + ".__palette";
+function chosen() {
+  try {
+    return JSON.parse(localStorage.getItem(kept))?.color?.scheme;
+  } catch {
+    return undefined; // no storage, or not ours
+  }
+}
+function theme() {
+  const scheme = chosen() ?? (dark.matches ? "slate" : "default");
+  document.documentElement.dataset.theme = scheme === "slate" ? "dark" : "light";
+}
+theme();
+dark.addEventListener("change", theme);
+$("theme").addEventListener("click", () => {
+  const index = document.documentElement.dataset.theme === "dark" ? 0 : 1, name = ["light", "dark"][index];
+  const color = { media: `(prefers-color-scheme: ${name})`, scheme: ["default", "slate"][index], primary: "indigo", accent: "deep-orange" };
+  try {
+    localStorage.setItem(kept, JSON.stringify({ index, color }));
+  } catch {} // the choice is not kept
+  document.documentElement.dataset.theme = name;
+});
 addEventListener("hashchange", () => (fromHash(location.hash), render()));
 addEventListener("resize", render);
 

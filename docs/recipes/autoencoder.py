@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A discrete autoencoder
 #
-# **Which parts is an image made of, if nobody says?** An image is the average of three handwritten digits. The encoder scores ten slots, a layer selects three of them, and the image is drawn
+# **Which parts is an image made of, without labels?** An image is the average of three handwritten digits. The encoder scores ten slots, a layer selects three of them, and the image is drawn
 # as the average of what these slots show. If it works, the slots become digits, without any label.
 #
 # The model and the data are those of [examples/top_k_autoencoder.py](../../examples/top_k_autoencoder.py); run this notebook in the folder `examples`.

@@ -67,7 +67,7 @@ for w, row in zip(layers.values(), added):
 # %% [markdown]
 # ## The best allocation for a budget
 #
-# Scores are what an option is worth: minus the loss that it adds. Bytes are real numbers here, so `from_real` finds the unit.
+# The score of an option is minus the loss that it adds. Bytes are real numbers here, so `from_real` finds the unit.
 # `exact` says that nothing had to be rounded.
 
 # %%
@@ -94,7 +94,7 @@ print(f"by default {default.capacity:,} units of {default.unit} bytes, exact: {d
 frontier = -kg.frontier(-added, every)
 
 # %% [markdown]
-# Next to it: the same bits for all layers, and a greedy rule that takes the change that saves most per byte. (`ONE` is `np.eye(6)`: a row per number of bits.)
+# Next to it: the same bits for all layers, and a greedy rule that repeatedly takes the change with the largest loss reduction per byte. (`ONE` is `np.eye(6)`: a row per number of bits.)
 
 # %%
 print(inspect.getsource(greedy), end="")

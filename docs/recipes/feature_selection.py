@@ -80,11 +80,11 @@ plt.ylabel("share that is kept")
 plt.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 # %% [markdown]
-# The budget has room for more than the useful features, and a knapsack takes what fits: a score that is positive is worth more than nothing. A penalty on the scores would leave room unused.
+# The budget has room for more than the useful features, and a knapsack takes what fits: every item with a positive score improves the total. A penalty on the scores would leave room unused.
 #
 # ## For your own problem
 #
 # - Costs may be prices or times: `kg.Knapsack.from_real(costs, limit)`. To choose a number of features: `kg.TopK(k)`.
 # - For a selection that depends on the sample, let a network give the scores; they then have shape `(batch, features)`.
 # - gamma falls geometrically from the scale of the scores to a hundredth of it. If the selection settles too early, begin with a larger one.
-# - Without Equinox: a dictionary of arrays does as well, with the constraint as a constant.
+# - Without Equinox: a dictionary of arrays works too, with the constraint as a constant.

@@ -11,7 +11,7 @@ import torch
 import knapgrad as kg
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # such small networks are slower on several
+torch.set_num_threads(1)  # small networks run slower on several threads
 ITEMS, FEATURES, DAYS = 20, 8, 1000
 
 prices = torch.randint(3, 9, (ITEMS,))

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # PyEPO without a solver
 #
-# **How is a predictor trained for the decisions that follow from it?** [PyEPO](https://github.com/khalil-research/PyEPO) has losses for that, and asks an optimisation model for decisions. Its
+# **How do you train a predictor for the quality of the decisions that follow from it?** [PyEPO](https://github.com/khalil-research/PyEPO) has losses for that, and asks an optimisation model for decisions. Its
 # knapsack models need a solver. `knapgrad.pyepo.knapsackModel` needs none, is exact, and solves a batch in one call; and there are losses that are exact where PyEPO's are sampled.
 
 # %%
@@ -63,4 +63,4 @@ plt.legend()
 #   solution at a time, and the model notices that the requests are rows of one batch.
 # - Where true values are known, train on them too: on this benchmark the squared error is better than any loss that sees decisions alone. [Our reruns](../experiments.md) have
 #   12 methods, 4 sizes and up to 10 seeds.
-# - One split and one seed, as here, say little about the order of methods that are close.
+# - One split and one seed, as here, cannot rank methods that are close.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A policy over subsets
 #
-# **How is a policy trained whose actions are subsets?** A shop shows some of its 12 articles, as many as fit on a shelf, to a customer of whom it knows a few features. It
+# **How do you train a policy whose actions are subsets?** A shop shows some of its 12 articles, as many as fit on a shelf, to a customer of whom it knows a few features. It
 # learns from sales alone which ones to show. There are 2,048 feasible shelves here, and the number doubles with each article, so a softmax over all of them does not scale. The distribution over subsets
 # has exact log-probabilities and an exact entropy, which is all that a policy gradient needs.
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Tokens under a budget
 #
-# **Which tokens should a transformer read, if it cannot afford all?** Each image has 16 tokens of 2 × 2 pixels. A token has a cost from 1 to 4, an image has a budget, and blank tokens are
+# **Which tokens should a transformer read, if it cannot afford all of them?** Each image has 16 tokens of 2 × 2 pixels. A token has a cost from 1 to 4, an image has a budget, and blank tokens are
 # padding. A scorer learns which tokens to keep, together with the network that reads them.
 #
 # The data and the model are those of [examples/token_budget.py](../../examples/token_budget.py); run this notebook in the folder `examples`.
@@ -30,7 +30,7 @@ print({name: tuple(train[name].shape) for name in inputs})
 print(inspect.getsource(TokenBudget), end="")
 
 # %% [markdown]
-# There are 16 tokens of 4 pixels, `WIDTH` is 64 and `LARGEST_BUDGET` is 40. The layer `select` gets no constraint of its own, since every image has other costs and another budget: the constraint is made
+# There are 16 tokens of 4 pixels, `WIDTH` is 64 and `LARGEST_BUDGET` is 40. The layer `select` gets no constraint of its own, since costs and budget differ between images: the constraint is made
 # in `forward`. With `straight_through=True` the layer gives zeros and ones in training too, with the exact gradient of the relaxed selection.
 
 # %%
@@ -81,7 +81,7 @@ for axis, share in zip(axes[1:], (0.1, 0.3, 0.5)):
 #
 # - Costs may be anything that adds up: tokens, milliseconds, bytes. They are integers, or `kg.Knapsack.from_real(cost, budget)`,
 #   which looks at the numbers: call it outside of a compiled model, and pass the constraint to the model in place of costs and budgets.
-# - Mask padding by a score of `-inf`. Keep other scores positive (here by `softplus`): a knapsack never picks what is worth less than nothing.
+# - Mask padding by a score of `-inf`. Keep other scores positive (here by `softplus`): a knapsack never picks an item with a negative score.
 # - Give the scores a fixed scale (here by a layer norm), so that `gamma = 1` means the same throughout training.
 # - `max_capacity` is the largest budget that can come; with it, `torch.compile` makes one graph for all.
 # - [From soft to hard](../hard.md) compares this way of training with three others, on five seeds.

@@ -289,6 +289,64 @@ def test_the_keyboard_does_what_dragging_does(page):
     assert page.evaluate("document.activeElement.dataset.item") == "3"
 
 
+def test_a_finger_drags_a_bar_and_does_not_scroll_the_page(page):
+    page.set_viewport_size({"width": 390, "height": 700})
+    box = page.locator(".bar[data-item='1'] .frame").bounding_box()
+    device, at, before = page.context.new_cdp_session(page), box["x"] + box["width"] / 2, page.evaluate("scrollY")
+
+    def touch(kind: str, *points: float) -> None:
+        event = {"type": kind, "touchPoints": [{"x": at, "y": y} for y in points]}
+        device.send("Input.dispatchTouchEvent", event)
+
+    touch("touchStart", box["y"] + 30)
+    for step in range(1, 8):
+        touch("touchMove", box["y"] + 30 - 5 * step)  # 35 pixels are 2 units of score
+    touch("touchEnd")
+    assert items(page)[1] == (5.4, 3)
+    assert page.evaluate("scrollY") == before
+
+
+def test_in_top_k_there_are_no_weights_to_change(page):
+    page.locator("input[value=topk]").check(force=True)
+    page.locator(".bar[data-item='1']").press("ArrowRight")
+    page.locator(".bar[data-item='1']").press("ArrowUp")
+    assert items(page)[1] == (3.5, 3)
+    assert page.locator("#weight-hint").is_hidden()
+
+
+def test_reset_leads_back_to_the_start(page):
+    before = page.locator("#python").text_content()
+    page.locator(".bar[data-item='1']").press("ArrowUp")
+    page.click("#add")
+    page.get_by_text("Shannon").click()
+    assert page.locator("#python").text_content() != before
+    page.click("#reset")
+    assert page.locator("#python").text_content() == before and len(items(page)) == 7
+
+
+def test_what_is_impossible_is_0_percent_and_what_is_unlikely_is_not(page):
+    """Gini has exact zeros, Shannon has none."""
+
+    def shown() -> list[str]:
+        return [text.rpartition(" ")[2] for text in page.locator("#table title").all_text_contents()]
+
+    page.locator("#gamma").press("Home")
+    gini = shown()
+    assert {"0%", "100%"} <= set(gini) <= {"0%", "100%", "50.0%"}  # the last is a tie
+    page.get_by_text("Shannon").click()
+    assert {"<0.01%", ">99.99%"} <= set(shown())
+    assert shown().count("0%") < gini.count("0%")  # items that do not fit
+
+
+def test_the_theme_is_kept(page):
+    page.click("#theme")
+    page.reload()
+    assert page.locator("html[data-theme=dark]").count() == 1
+    page.click("#theme")
+    page.reload()
+    assert page.locator("html[data-theme=light]").count() == 1
+
+
 def test_items_are_added_and_removed(page):
     page.click("#add")
     assert len(items(page)) == page.locator(".bar").count() == 8

@@ -189,6 +189,15 @@ def test_the_search_finds_an_operation(browse):
     assert "/some/folder/" in result.get_attribute("href")
 
 
+def test_the_explorer_is_dark_where_the_site_is(browse):
+    page = browse("faq/")
+    page.set_viewport_size({"width": 1200, "height": 800})
+    page.locator("label[for=__palette_1]:visible").click()
+    assert browse("explorer/").locator("html[data-theme=dark]").count() == 1
+    page.click("#theme")
+    assert browse("faq/").locator("body[data-md-color-scheme=default]").count() == 1
+
+
 def test_links_of_pages_stay_inside_the_site(browse):
     """Files of the repository that pages point at are published with them."""
     page = browse("hard/")
