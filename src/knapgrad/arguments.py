@@ -37,17 +37,17 @@ def check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...], 
     if not broadcasts(shape, target):
         raise ValueError(
             f"{name} of shape {tuple(shape)} does not broadcast to {what}, which is {tuple(target)}; "
-            "give it one entry in all, or just that shape"
+            "give it that shape, or one that broadcasts to it"
         )
 
 
-def largest_of(name: str, capacity: Any, max_capacity: Any, given: Any) -> int | None:
+def largest_of(name: str, capacity: Any, max_capacity: Any, given: Any, bound: str = "max_capacity") -> int | None:
     """The largest entry of a capacity, which must not exceed the given bound; None if it is traced, and was not given
     as a number."""
     if max_capacity is not None and (isinstance(max_capacity, bool) or not isinstance(max_capacity, (int, np.integer))):
-        raise TypeError(f"max_capacity must be an integer or None, got {max_capacity!r}")
+        raise TypeError(f"{bound} must be an integer or None, got {max_capacity!r}")
     if max_capacity is not None and max_capacity < 0:
-        raise ValueError(f"max_capacity must not be negative, got {max_capacity}")
+        raise ValueError(f"{bound} must not be negative, got {max_capacity}")
     if isinstance(capacity, np.ndarray):
         largest = int(capacity.max(initial=0))
     elif isinstance(given, int):
@@ -55,7 +55,7 @@ def largest_of(name: str, capacity: Any, max_capacity: Any, given: Any) -> int |
     else:
         return None
     if max_capacity is not None and max_capacity < largest:
-        raise ValueError(f"max_capacity is {max_capacity}, and {name} is {largest} somewhere; give the largest {name}")
+        raise ValueError(f"{bound} is {max_capacity}, and {name} has {largest}; give at least the largest {name}")
     return largest
 
 
@@ -101,7 +101,8 @@ def marked(capacity: Any, max_capacity: int | None, at_least: Any, weights: Any 
     traced = [not (x is None or isinstance(x, np.ndarray)) for x in (capacity, at_least, weights)]
     valid: Any = True
     if traced[0]:
-        valid = capacity >= 0 if max_capacity is None else (capacity >= 0) & (capacity <= max_capacity)
+        most = _LARGEST_TRACED if max_capacity is None else min(max_capacity, _LARGEST_TRACED)
+        valid = capacity >= 0 if most == _LARGEST_TRACED else (capacity >= 0) & (capacity <= most)
     if traced[1]:
         valid = valid & (at_least >= 0)
     if traced[2]:
@@ -110,6 +111,7 @@ def marked(capacity: Any, max_capacity: int | None, at_least: Any, weights: Any 
 
 
 _LIMIT = 2**60  # sums of two stay within int64
+_LARGEST_TRACED = 2**31 - 1  # no table has more columns
 
 
 def integers(name: str, value: Any, meaning: str) -> Any:
@@ -145,9 +147,8 @@ def integers(name: str, value: Any, meaning: str) -> Any:
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must not be negative ({meaning}), got {offender(array, array < 0)}")
     if array.size and array.max() >= _LIMIT:
-        raise ValueError(
-            f"{name} must be below 2**60, got {array.max()}; a capacity above the total weight is no limit at all"
-        )
+        remedy = "an item heavier than the capacity is out" if name == "weights" else "no total weight is as large"
+        raise ValueError(f"{name} must be below 2**60, got {array.max()}; {remedy}, so give a smaller number")
     return np.array(array, dtype=np.int64, order="C")
 
 

@@ -234,6 +234,17 @@ def numbers(x: Any) -> Any:
     return np.asarray(x) if backend is None else backend.numbers(x)
 
 
+def concrete(x: Any, theta: Any, name: str) -> np.ndarray:
+    """The values of x, for a theta that is not traced."""
+    found = numbers(x)
+    if not isinstance(found, np.ndarray):
+        raise TypeError(
+            f"{name} is traced by JAX, and theta is a {type(theta).__name__} of {type(theta).__module__}; "
+            "make theta a JAX array, by jnp.asarray(theta)"
+        )
+    return found
+
+
 def known(x: Any) -> np.ndarray | None:
     """The values of x as a NumPy array, or None if reading them would stall a device or break a trace."""
     backend = backend_of(x)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from knapgrad import ops
+from knapgrad.backends import is_compiling
 from knapgrad.constraints import Constraint, MultiKnapsack, check_constraint
 from knapgrad.regularizers import Regularizer
 
@@ -33,7 +34,7 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     Args:
         theta: scores, as for :func:`value`.
         constraint: a constraint without a least weight or with ``at_least=capacity``. In a batch with different
-            capacities, C is the largest.
+            capacities, C is the largest; with ``max_capacity``, C is that.
         regularizer: None for the exact optimum, or :class:`Shannon`, :class:`Gini` or :class:`Tsallis`.
 
     Returns:
@@ -59,11 +60,14 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     check_constraint(constraint)
     if isinstance(constraint, MultiKnapsack):
         return _of_box(theta, constraint, regularizer)
-    widest, exactly, largest = _widest(constraint)
-    call = ops.prepare(theta, widest, regularizer)
+    call = ops.prepare(theta, constraint, regularizer)
+    widest, exactly, largest = _widest(constraint, call.event[-1])
+    if widest is not constraint:
+        call = ops.prepare(theta, widest, regularizer)
     backend, (lattice, *smoothing) = call.backend, call.problem
-    if lattice.reach is None:  # while torch compiles top-k
-        lattice = lattice.replace(reach=min(largest, call.event[-1]), heaviest=1)
+    if not isinstance(lattice.reach, int):  # while torch compiles, numbers are tensors; a row must have a length
+        known = (min(largest, call.event[-1]), 1) if lattice.reach is None else (largest, largest + 1)
+        lattice = lattice.replace(reach=known[0], heaviest=known[1])
     reach, slack = lattice.reach, None
     if exactly and lattice.slack is not None:  # none at any capacity, also beyond the sum
         slack = 0 * lattice.slack
@@ -71,7 +75,10 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     rows = _scaled(call, backend.frontier(backend.computable(call.theta), lattice.replace(slack=slack), *smoothing))
     lightest = widest.lightest(call.event)
     if reach != largest or not isinstance(lightest, int):
-        index = np.arange(largest + 1) - (lightest if isinstance(lightest, int) else lightest[..., None])
+        index: Any = np.arange(largest + 1)
+        if not isinstance(lightest, int):
+            is_known = isinstance(lightest, np.ndarray)
+            index = (index if is_known else backend.array(index, rows, "theta")) - lightest[..., None]
         inside = index >= 0
         if exactly:
             inside = inside & (index <= reach)
@@ -101,10 +108,10 @@ def _of_box(theta: Any, constraint: MultiKnapsack, regularizer: Regularizer | No
     return backend.as_total(rows.reshape((*theta.shape[:-1], *state.shape)), theta)
 
 
-def _widest(constraint: Constraint) -> tuple[Constraint, bool, int]:
-    """The constraint with its largest capacity for every instance, whether all of it must be used, and that capacity.
-    It is kept with the constraint, since its arrays may be copied to devices."""
-    exactly, largest = constraint._exactly, constraint._largest
+def _widest(constraint: Constraint, items: int) -> tuple[Constraint, bool, int]:
+    """The constraint with the largest capacity for every instance, whether all of it must be used, and how long its
+    frontier is. It is kept with the constraint, since its arrays may be copied to devices."""
+    exactly, largest = constraint._exactly, constraint._limit
     name = "k" if "k" in constraint._parameters else "capacity"
     if exactly is None:
         raise ValueError(
@@ -112,17 +119,16 @@ def _widest(constraint: Constraint) -> tuple[Constraint, bool, int]:
             f"at_least = {constraint.arguments['at_least']}; one table cannot serve a least weight in between, so call "
             "knapgrad.value for each capacity"
         )
-    known = largest is not None
     if largest is None:
-        if constraint.max_capacity is None:
-            raise ValueError(f"{name} is traced by JAX, and a frontier must have a length; give max_capacity=...")
-        largest = constraint.max_capacity
-    if known and constraint._marked.ndim == 0:
+        raise ValueError(f"{name} is traced, and a frontier must have a length; give max_capacity=...")
+    most = min(largest, items) if name == "k" else largest
+    is_kept = constraint._largest is not None and not is_compiling()
+    if constraint._largest == most and constraint._marked.ndim == 0:
         return constraint, exactly, largest
-    if "widest" not in constraint.copies:
-        limits = {name: largest, "at_least": (None if name == "k" else largest) if exactly else 0}
-        widest = type(constraint)(**{**constraint.arguments, **limits})
-        if not known:
-            return widest, exactly, largest
-        constraint.copies["widest"] = widest
-    return constraint.copies["widest"], exactly, largest
+    if is_kept and ("widest", most) in constraint.copies:
+        return constraint.copies["widest", most], exactly, largest
+    limits = {name: most, "at_least": (None if name == "k" else most) if exactly else 0}
+    widest = type(constraint)(**{**constraint.arguments, **limits})
+    if is_kept:
+        constraint.copies["widest", most] = widest
+    return widest, exactly, largest

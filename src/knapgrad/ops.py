@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from knapgrad.arguments import broadcasts
-from knapgrad.backends import Backend, check_array, is_compiling, plain
+from knapgrad.backends import Backend, backend_of, check_array, concrete, is_compiling, plain
 from knapgrad.constraints import Constraint, check_constraint
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import Hard, Regularizer, check_positive, check_regularizer
@@ -322,7 +322,7 @@ def _problem(
         if not broadcasts(strength.shape, batch):
             raise ValueError(
                 f"gamma of shape {tuple(strength.shape)} does not broadcast to the batch shape of theta, "
-                f"{tuple(batch)}; give it one entry in all, or just that shape"
+                f"{tuple(batch)}; give it that shape, or one that broadcasts to it"
             )
     flat = constraint.flat(backend, theta)
     return backend, flat, (backend.lattice(constraint, flat), strength, regularizer.name)
@@ -350,6 +350,9 @@ def _checked(theta: Any, constraint: Constraint) -> Backend:
         raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
     check_constraint(constraint)
     constraint.check(theta.shape)
+    for name, x in () if compiling else constraint.arguments.items():
+        if backend_of(x) not in (None, backend):
+            concrete(x, theta, name)
     if not compiling and len(constraint._fitting) < _MOST_KINDS:
         constraint._fitting[type(theta), theta.dtype, theta.shape] = backend
     return backend

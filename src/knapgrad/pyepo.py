@@ -162,10 +162,7 @@ def integer_knapsack(weights: Any, capacity: Any, at_least: Any = 0) -> kg.Knaps
     >>> integer_knapsack([3.57, 2.1], 5.0).weights, integer_knapsack([3.57, 2.1], 5.0).capacity
     (array([17, 10]), array(23))
     """
-    limit, least = (float(str(np.asarray(x)[()])) for x in (capacity, at_least))  # 0.1 in float32 is 0.1 too
-    constraint = kg.Knapsack.from_real(
-        weights, limit * (1 + _ROUNDING), at_least=least * (1 - _ROUNDING), resolution=LARGEST_CAPACITY
-    )
+    constraint = _in_units(weights, capacity, at_least)
     if not constraint.exact:
         raise ValueError(
             f"capacity must be at most {LARGEST_CAPACITY:,} units of which all weights are multiples, got {capacity}, "
@@ -174,23 +171,41 @@ def integer_knapsack(weights: Any, capacity: Any, at_least: Any = 0) -> kg.Knaps
     return constraint
 
 
+def _in_units(weights: Any, capacity: Any, at_least: Any = 0) -> kg.Knapsack:
+    limit, least = (float(str(np.asarray(x)[()])) for x in (capacity, at_least))  # 0.1 in float32 is 0.1 too
+    return kg.Knapsack.from_real(
+        weights, limit * (1 + _ROUNDING), at_least=least * (1 - _ROUNDING), resolution=LARGEST_CAPACITY
+    )
+
+
 def integer_box(weights: Any, capacity: Any) -> kg.MultiKnapsack:
     """The same for several constraints, weights (constraints, n).
 
     >>> integer_box([[3.57, 2.1], [1, 1]], [5.0, 1]).capacities
     array([23,  1])
     """
-    each = [integer_knapsack(*x) for x in zip(weights, capacity)]
-    sides = [1 + min(int(x.capacity), int(x.weights.sum())) for x in each]
-    if len(each) > MOST_BUDGETS or prod(sides) > LARGEST_BOX:
-        shown = " x ".join(f"{side:,}" for side in sides)
-        raise ValueError(
-            f"weights and capacity must be of at most {MOST_BUDGETS} constraints, whose capacities, in units of which "
-            f"all weights are multiples, have at most {LARGEST_BOX:,} combinations; got {shown}. Give "
-            "resolution=..., which rounds the weights up to that many units per capacity, so that selections remain "
-            "feasible, or use pyepo.model.ort.knapsackModel, which needs a solver"
-        )
+    each = [_in_units(*x) for x in zip(weights, capacity)]
+    _check_box(each)
     return kg.MultiKnapsack([x.weights for x in each], [x.capacity for x in each])
+
+
+def _check_box(each: list[kg.Knapsack], resolution: Any = None) -> None:
+    """Of constraints that are exact, unless they may be rounded."""
+    is_exact = resolution is not None or all(x.exact for x in each)
+    sides = [1 + min(int(x.capacity), int(x.weights.sum())) for x in each]
+    if is_exact and prod(sides) <= LARGEST_BOX:
+        return
+    got = " x ".join(f"{side:,}" for side in sides) if is_exact else "no common unit"
+    remedy = (
+        "Give resolution=..., which rounds the weights up to that many units per capacity, so that selections remain "
+        "feasible"
+        if resolution is None
+        else f"Give a smaller resolution than {resolution}"
+    )
+    raise ValueError(
+        "the capacities of several constraints, in units of which all weights are multiples, must have at most "
+        f"{LARGEST_BOX:,} combinations, got {got}. {remedy}, or use pyepo.model.ort.knapsackModel, which needs a solver"
+    )
 
 
 def _integers(weights: np.ndarray, capacity: np.ndarray, at_least: Any = 0, resolution: Any = None) -> Constraint:
@@ -198,11 +213,18 @@ def _integers(weights: np.ndarray, capacity: np.ndarray, at_least: Any = 0, reso
         if resolution is None:
             return integer_knapsack(weights[0], capacity[0], at_least)
         return kg.Knapsack.from_real(weights[0], float(capacity[0]), at_least=at_least, resolution=resolution)
+    if len(weights) > MOST_BUDGETS:
+        raise ValueError(
+            f"weights must be of at most {MOST_BUDGETS} constraints, got {len(weights)}: a table has a column for "
+            "every combination of capacities; use pyepo.model.ort.knapsackModel, which needs a solver"
+        )
     if np.any(np.asarray(at_least) != 0):
         raise ValueError(f"at_least must be 0 for several constraints, got {at_least}")
     if resolution is None:
         return integer_box(weights, capacity)
-    return kg.MultiKnapsack.from_real(list(weights), capacity.astype(float).tolist(), resolution=resolution)
+    box = kg.MultiKnapsack.from_real(list(weights), capacity.astype(float).tolist(), resolution=resolution)
+    _check_box([kg.Knapsack(*x) for x in zip(box.weights, box.capacities)], resolution)
+    return box
 
 
 class regularizedKnapsackOpt(optModule):

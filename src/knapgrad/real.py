@@ -327,11 +327,16 @@ def _reals(name: str, value: Any, remedy: str) -> np.ndarray:
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite, got {offender(array, ~np.isfinite(array))}; {remedy}")
     if array.size and array.min() < 0:
-        raise ValueError(
-            f"{name} must not be negative, got {offender(array, array < 0)}; if some of the weights are, add the same "
-            "number to all options of a required group and to the capacity"
-        )
+        raise ValueError(f"{name} must not be negative, got {offender(array, array < 0)}; {_WHERE_NEGATIVE[name]}")
     return array
+
+
+_WHERE_NEGATIVE = {
+    "weights": "a weight says how much of the capacity an item takes; of required groups, the same number may be added "
+    "to all options and to the capacity",
+    "capacity": "with a capacity of 0 only items without weight are picked",
+    "at_least": "0 means that there is no least weight",
+}
 
 
 def _raise_too_light(reals: _Reals, bad: np.ndarray, offset: np.ndarray) -> None:
@@ -349,7 +354,7 @@ def _raise_too_much(reals: _Reals, bad: np.ndarray, why: str, surely: str = "") 
     if least > min(most, total):
         raise ValueError(
             f"at_least must not be above the capacity, {most:g}, nor above the heaviest selection, {total:g}; got "
-            f"{offender(at_least, bad, 'g')}; lower it"
+            f"{offender(at_least, bad, 'g')}; lower at_least"
         )
     raise ValueError(f"no selection {surely}weighs from {least:g} to {most:g}: {why}")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,6 +37,7 @@ class Value:
     _is_pytree: ClassVar[bool] = False
     _static: dict[str, Any] | None = None  # of one that JAX put together
     _is_complete = True
+    _placed: Mapping[str, Any] = MappingProxyType({})  # its arrays, where JAX has them
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -51,7 +54,7 @@ class Value:
         arguments, static = self.arguments, self._static
         if static is None or (self._is_complete and self._has_known_numbers()):
             static = self._fixed_parts()
-        return {name: x for name, x in arguments.items() if name not in static}, static
+        return {name: self._placed.get(name, x) for name, x in arguments.items() if name not in static}, static
 
     def _fixed_parts(self) -> dict[str, Any]:
         """What is no array, by name, and what follows from numbers that are known."""
@@ -72,8 +75,10 @@ class Value:
     def _complete(self) -> None:
         """Checks one that JAX put together, as far as its values are known, and works out what follows from them."""
         if not self._is_complete:
-            self.__init__(**self.arguments)  # type: ignore[misc]
-            self._keep(_is_complete=True)
+            given = self.arguments
+            self.__init__(**given)  # type: ignore[misc]
+            placed = {name: x for name, x in given.items() if backends.backend_of(x) and not isinstance(x, np.ndarray)}
+            self._keep(_is_complete=True, _placed=placed)
 
     def __getattr__(self, name: str) -> Any:
         """Only asked for what is missing: one that JAX put together is completed when it is first used."""

@@ -169,7 +169,7 @@ def test_traced_weights_and_capacity_without_a_bound_are_refused():
 
 
 def test_a_bound_below_a_known_capacity_is_refused():
-    with pytest.raises(ValueError, match=r"max_capacity is 3.*capacity is 4"):
+    with pytest.raises(ValueError, match=r"max_capacity is 3.*capacity has 4"):
         kg.Knapsack([1, 2, 3], 4, max_capacity=3)
     with pytest.raises(ValueError, match=r"max_capacity is 1.*2"):
         kg.TopK(2, max_capacity=1)
@@ -649,6 +649,37 @@ def test_a_batch_over_two_devices_needs_no_communication():
 def test_a_table_beyond_32_bit_indices_is_an_error(call):
     with pytest.raises(ValueError, match="32-bit indices of JAX"):
         call()
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        kg.Knapsack([2**32 + 1, 1, 2], 5),
+        kg.Knapsack([2**59, 1, 2], 5, at_least=3),
+        kg.Knapsack([3, 1, 2], 2**32 + 1),
+        kg.TopK(3, at_least=0, max_capacity=2**32 + 1),
+        kg.MultiKnapsack([[2**32 + 1, 1, 2], [1, 1, 1]], [5, 2]),
+        kg.MultipleChoice([[2**32 + 1, 1], [2, 2**40]], 5),
+    ],
+)
+def test_integers_beyond_32_bits_are_not_wrapped_in_arguments(limit):
+    theta = np.array([[5.0, 1.0], [2.0, 6.0]] if limit.event_dims == 2 else [5.0, 1.0, 2.0], np.float32)
+    found = jax.jit(kg.solve)(jnp.asarray(theta), limit)
+    np.testing.assert_array_equal(found, kg.solve(theta, limit))
+    assert limit.contains(np.asarray(found)).all()
+
+
+def test_a_theta_that_is_not_of_jax_where_something_is_traced():
+    theta, torch = np.ones(3), pytest.importorskip("torch")
+    for call in (
+        lambda c: kg.solve(theta, kg.Knapsack([1, 2, 3], c)),
+        lambda c: kg.solve(torch.ones(3), kg.TopK(c)),
+        lambda c: kg.relax(theta, kg.TopK(1), kg.Gini(1.0 * c)),
+        lambda c: kg.relax(torch.ones(3), kg.TopK(1), kg.Gini(1.0 * c)),
+        lambda c: kg.fenchel_young_loss(theta, c * jnp.ones(3), kg.TopK(3), kg.Gini()),
+    ):
+        with pytest.raises(TypeError, match=r"traced by JAX, and theta is a .*make theta a JAX array"):
+            jax.jit(call)(2)
 
 
 @pytest.mark.parametrize("regularizer", SMOOTHINGS)

@@ -74,3 +74,17 @@ def test_the_distribution():
     np.testing.assert_allclose(chances @ every, law.mean, atol=1e-5)
     assert LIMIT.contains(np.asarray(law.sample(jax.random.key(0), (50,)))).all()
     assert chances[(every == np.asarray(law.mode)).all(1)] >= chances.max() - 1e-6
+
+
+def test_a_bound_of_the_capacities_keeps_what_was_compiled():
+    traces = []
+
+    @jax.jit
+    def run(theta, limit):
+        traces.append(limit)
+        return kg.solve(theta, limit)
+
+    for capacity in (3, 4, 5):
+        limit = kg.MultiKnapsack([[1, 2, 3], [1, 1, 1]], [capacity, 2], max_capacities=[5, 2])
+        np.testing.assert_array_equal(run(jnp.ones(3), limit), kg.solve(np.ones(3), limit))
+    assert len(traces) == 1

@@ -187,6 +187,9 @@ def test_errors():
     one = kg.jax.SubsetDistribution(jnp.zeros(3), kg.TopK(1), kg.Gini())
     with pytest.raises(ValueError, match="equal event shapes"):
         one.kl(kg.jax.SubsetDistribution(jnp.zeros(4), kg.TopK(1), kg.Gini()))
+    for limit in (kg.TopK(2), kg.Knapsack([1, 1, 1], 1)):
+        with pytest.raises(ValueError, match="under the same constraint"):
+            one.kl(kg.jax.SubsetDistribution(jnp.zeros(3), limit, kg.Gini()))
     with pytest.raises(TypeError, match="SubsetDistribution"):
         one.kl(3)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):

@@ -105,14 +105,27 @@ def test_constraints_of_each_instance(name, way):
     check(way, OPERATIONS[name], numbers(8, 3, 2), kg.MultipleChoice([1, 2], np.arange(4, 12)))
 
 
-def test_constraints_travel_with_their_instances():
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_constraints_travel_with_their_instances(kind):
     limits = kg.Knapsack(np.random.default_rng(0).integers(0, 4, (8, 5)), np.arange(2, 10))
+    mesh = mesh_of(kind)
     run = jax.shard_map(
-        lambda theta, limit: kg.relax(theta, limit, SMOOTHING),
-        mesh=mesh_of(AxisType.Auto), in_specs=(SPLIT, SPLIT), out_specs=SPLIT,
-    )  # fmt: skip
-    found = jax.jit(run)(numbers(8, 5), limits)
-    np.testing.assert_allclose(found, kg.relax(numbers(8, 5), limits, SMOOTHING), rtol=1e-6, atol=1e-6)
+        lambda theta, limit: kg.relax(theta, limit, SMOOTHING), mesh=mesh, in_specs=(SPLIT, SPLIT), out_specs=SPLIT
+    )
+    theta, placed = jax.device_put((numbers(8, 5), limits), NamedSharding(mesh, SPLIT))
+    for _ in range(2):  # it stays where it was put when somebody has looked at it
+        found = jax.jit(run)(theta, placed)
+        np.testing.assert_allclose(found, kg.relax(numbers(8, 5), limits, SMOOTHING), rtol=1e-6, atol=1e-6)
+        assert placed == limits
+    assert jax.tree.leaves(placed)[0].sharding.spec == SPLIT
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_an_array_that_was_made_before_the_mesh(kind):
+    theta = numbers(8, 5)
+    with jax.set_mesh(mesh_of(kind)):
+        found = jax.jit(lambda theta: kg.relax(theta, LIMIT, SMOOTHING))(theta)
+    np.testing.assert_allclose(found, kg.relax(theta, LIMIT, SMOOTHING), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", ["explicit", "auto"])

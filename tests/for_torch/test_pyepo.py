@@ -115,18 +115,27 @@ def test_weights_become_integers_exactly(weights, capacity, expected, limit):
         (
             [[1.0, 2.0]] * 4,
             [1.0] * 4,
-            r"at most 3 constraints.*got 2 x 2 x 2 x 2\. Give resolution=.*ort.knapsackModel",
+            r"at most 3 constraints, got 4.*ort.knapsackModel",
         ),
         (
             np.arange(3.01, 9.0, 0.1).round(2) * [[1.0], [2.0]],
             [99.99, 88.88],
-            "at most 10,000,000 combinations; got 10,000 x 4,445",
+            r"at most 10,000,000 combinations, got 10,000 x 4,445\. Give resolution=.*ort.knapsackModel",
         ),
+        ([[1 / 3, 1.0]] * 2, [1.0] * 2, r"combinations, got no common unit\. Give resolution="),
     ],
 )
 def test_bad_weights(weights, capacity, message):
     with pytest.raises(ValueError, match=message):
         knapsackModel(weights, capacity)
+
+
+def test_bad_resolutions():
+    weights = np.random.default_rng(0).uniform(1, 5, (3, 10))
+    with pytest.raises(ValueError, match=r"got 1,001 x 1,001 x 1,001\. Give a smaller resolution than 1000"):
+        knapsackModel(weights, [20.0] * 3, resolution=1000)
+    with pytest.raises(ValueError, match="one entry per budget each, got 3, 3 and 1"):
+        knapsackModel(weights, [20.0] * 3, resolution=[50])
 
 
 @pytest.mark.parametrize(

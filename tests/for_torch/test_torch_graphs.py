@@ -187,8 +187,23 @@ def test_a_constraint_made_inside_is_the_one_made_outside(what, operation):
 
 
 def test_frontiers_inside_a_graph():
-    for limit in (lambda: kg.TopK(4), lambda: kg.Knapsack(WEIGHTS, 4)):
+    for limit in (
+        lambda: kg.TopK(4),
+        lambda: kg.Knapsack(WEIGHTS, 4),
+        lambda: kg.Knapsack(COST, BUDGET, max_capacity=9),
+    ):
         check_calls(lambda theta, limit=limit: kg.frontier(theta, limit(), kg.Gini(0.5)), [(numbers(4, 6),)] * 2)
+
+
+def test_frontiers_of_required_groups_inside_a_graph():
+    made = kg.MultipleChoice(OPTIONS, 7), kg.MultipleChoice(OPTIONS, [7, 5, 6, 8])
+    limits = [lambda limit=limit: limit for limit in made]
+    limits += [
+        lambda: kg.MultipleChoice([[1, 2], [1, 3], [2, 1]], 7),
+        lambda: kg.MultipleChoice(OPTIONS, BUDGET, max_capacity=9),
+    ]
+    for limit in limits:
+        check_calls(lambda theta, limit=limit: kg.frontier(theta, limit(), kg.Gini(0.5)), [(numbers(4, 3, 2),)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +214,7 @@ def test_frontiers_inside_a_graph():
         (lambda: kg.Knapsack(COST * 1.5, BUDGET, max_capacity=9), "weights must be integers.*call from_real outside"),
         (lambda: kg.Knapsack.from_real(COST * 1.5, 4.0), "call it outside of the function"),
         (lambda: kg.TopK(-1), "k must not be negative"),
-        (lambda: kg.Knapsack(WEIGHTS, 5, max_capacity=4), "max_capacity is 4, and capacity is 5"),
+        (lambda: kg.Knapsack(WEIGHTS, 5, max_capacity=4), "max_capacity is 4, and capacity has 5"),
     ],
 )
 def test_what_is_wrong_with_an_argument_is_said_when_it_is_compiled(make, message):

@@ -195,10 +195,44 @@ def test_a_bad_state_dict_is_refused():
         with pytest.raises(RuntimeError, match=message):
             module.load_state_dict({"weights": weights, "capacity": torch.tensor(5), "at_least": zero})
         assert module.constraint == kg.Knapsack([2, 1], 3)
-        if weights.shape == (2,):
-            assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+        assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
     with pytest.raises(RuntimeError, match="Missing key"):
         kgt.Relax(kg.Knapsack([2, 1], 3), kg.Gini()).load_state_dict({})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"weights": np.array([1, 1])}, "expected torch.Tensor"),
+        ({"weights": torch.empty(2, dtype=torch.long, device="meta")}, "weights is on the meta device"),
+        ({"gamma": torch.tensor(-1.0)}, "gamma must be positive, got -1.0"),
+        ({"gamma": torch.tensor(torch.nan)}, "gamma must be positive, got nan"),
+        ({"gamma": torch.ones(3)}, "size mismatch for gamma"),
+    ],
+)
+def test_what_is_refused_is_refused_whole(change, message):
+    module = kgt.Relax(kg.Knapsack([2, 1], 3), kg.Gini(nn.Parameter(torch.tensor(0.5))))
+    state = {"weights": torch.tensor([1, 1]), "capacity": torch.tensor(2), "at_least": torch.tensor(1)}
+    with pytest.raises(RuntimeError, match=message):
+        module.load_state_dict(state | {"gamma": torch.tensor(0.7)} | change)
+    assert module.constraint == kg.Knapsack([2, 1], 3) and module.gamma.item() == 0.5
+    assert module.weights.tolist() == [2, 1] and module.capacity == 3
+
+
+def test_the_constraint_is_what_the_buffers_say():
+    """Also if only some of the keys are there."""
+    module = kgt.Relax(kg.Knapsack([2, 1], 3), kg.Gini())
+    module.load_state_dict({"capacity": torch.tensor(2)}, strict=False)
+    assert module.constraint == kg.Knapsack([2, 1], 2) and module.capacity == 2
+    with pytest.raises(AttributeError, match=r"capacity cannot be set.*assign \.constraint"):
+        module.capacity = torch.tensor(1)
+    module.load_state_dict(module.state_dict(), assign=True)
+    assert module.capacity == 2
+
+
+def test_two_names_of_the_random_source():
+    with pytest.raises(TypeError, match="rng and generator are two names"):
+        kgt.Sample(kg.TopK(1), kg.Gini())(scores(3, 4), rng=torch.Generator(), generator=torch.Generator())
 
 
 def test_assigning_a_constraint(kind, constraint):

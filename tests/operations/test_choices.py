@@ -543,7 +543,7 @@ CASES: dict[str, tuple[Callable[[Backend], Any], str]] = {
     "optional that is a number": (make([1, 2], 4, optional=1), r"optional must be True or False, got 1"),
     "optional that is None": (make([1, 2], 4, optional=None), r"optional must be True or False, got None"),
     "optional per group": (make([1, 2], 4, optional=[True, False]), r"optional must be True or False"),
-    "max_capacity below the capacity": (make([1, 2], 4, max_capacity=3), r"max_capacity is 3.*capacity is 4"),
+    "max_capacity below the capacity": (make([1, 2], 4, max_capacity=3), r"max_capacity is 3.*capacity has 4"),
     "selection of another shape": (with_selection(LOG_PROB, 2, 2), r"y .*shape.*\(2, 3\).*\(2, 2\)"),
     "flat selection": (with_selection(LOG_PROB, 6), r"y .*shape.*\(2, 3\).*\(6,\)"),
     "target of another shape": (with_selection(LOSS, 3), r"target.*shape.*\(2, 3\).*\(3,\)"),

@@ -198,7 +198,8 @@ def test_nan_makes_its_instance_nan_alone(name, regularizer, backend):
     assert (np.isneginf(spoilt[1]) <= np.isneginf(plain[1])).all()
 
 
-def test_max_capacity_changes_nothing(regularizer):
+def test_max_capacity_is_where_it_ends(regularizer):
+    """As long as where the capacity is traced; what it begins with stays the same."""
     for name in ("knapsack", "exactly", "choices", "choices, exactly", "top-k", "choices, all of a batch its own"):
         problem = PROBLEMS[name]
         limit = problem.constraint
@@ -206,7 +207,11 @@ def test_max_capacity_changes_nothing(regularizer):
         for reduced in (problem.regularizer(regularizer), None):
             row = kg.frontier(problem.theta, limit, reduced)
             assert row.shape == (*problem.batch, largest(problem) + 1)
-            np.testing.assert_allclose(kg.frontier(problem.theta, wide, reduced), row, rtol=1e-14, atol=1e-14)
+            longer = kg.frontier(problem.theta, wide, reduced)
+            assert longer.shape == (*problem.batch, largest(problem) + 6)
+            np.testing.assert_allclose(longer[..., :-5], row, rtol=1e-14, atol=1e-14)
+            if hasattr(wide, "budgets"):
+                assert wide.budgets.shape[-1] == longer.shape[-1]
 
 
 def test_optional_groups_of_one_option_are_a_knapsack_to_the_last_bit(backend):
@@ -291,5 +296,23 @@ def test_a_traced_capacity_needs_a_length():
         (lambda c: kg.MultipleChoice([[1], [2], [3]], c, optional=True), "capacity"),
     ):
         theta = jax.numpy.zeros((3, 1) if name == "capacity" and make(1).event_dims == 2 else 3)
-        with pytest.raises(ValueError, match=rf"{name} is traced by JAX.*length.*max_capacity="):
+        with pytest.raises(ValueError, match=rf"{name} is traced.*length.*max_capacity="):
             jax.jit(lambda c: kg.frontier(theta, make(c)))(2)
+
+
+@pytest.mark.parametrize("at_least", [0, 9])
+def test_beyond_the_capacity_up_to_its_bound(at_least):
+    theta, weights = np.cos(np.arange(10.0)).reshape(2, 5), [1, 2, 3, 4, 5]
+    limits = kg.Knapsack(weights, [4, 9] if not at_least else 9, at_least=at_least, max_capacity=12)
+    rows = kg.frontier(theta, limits, kg.Gini(0.5))
+    for c in range(13):
+        own = kg.Knapsack(weights, c, at_least=c if at_least else 0)
+        np.testing.assert_allclose(rows[:, c], kg.value(theta, own, kg.Gini(0.5)), rtol=1e-12)
+
+
+def test_a_constraint_that_is_an_argument_of_a_jitted_function_has_its_length():
+    jax = pytest.importorskip("jax")
+    theta = np.cos(np.arange(6.0)).reshape(2, 3).astype("float32")
+    for limit in (kg.Knapsack.from_real([0.5, 0.25, 1.0], 1.5), kg.Knapsack([1, 2, 3], 4, max_capacity=7), kg.TopK(2)):
+        found = jax.jit(kg.frontier)(jax.numpy.asarray(theta), limit)
+        np.testing.assert_allclose(found, kg.frontier(theta, limit), rtol=1e-6)

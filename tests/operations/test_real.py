@@ -444,7 +444,38 @@ def test_a_module_keeps_the_scale():
     pytest.importorskip("torch")
     layer, other = (kg.torch.Relax(rounded_items(), kg.Gini()) for _ in range(2))
     other.load_state_dict(layer.state_dict())
-    assert other.constraint == rounded_items() and set(layer.state_dict()) == {"weights", "capacity", "at_least"}
+    assert other.constraint == rounded_items()
+    assert set(layer.state_dict()) == {"weights", "capacity", "at_least", "units"}
+
+
+def several_budgets(factor):
+    return kg.MultiKnapsack.from_real([[1, 1, 1], [0.5 * factor, 0.25 * factor, 0.75 * factor]], [2, 1.0 * factor])
+
+
+@pytest.mark.parametrize("make", [
+    lambda x: kg.Knapsack.from_real([0.1 * x, 0.25 * x, 0.3 * x], 0.5 * x),
+    lambda x: kg.Knapsack.from_real([[0.5, 1.0], [0.5 * x, 1.0 * x]], [1.5, 1.5 * x]),
+    lambda x: kg.MultipleChoice.from_real([[0.1 * x, 0.25 * x], [0.2 * x, 0.3 * x]], 0.5 * x),
+    several_budgets,
+])  # fmt: skip
+def test_the_state_of_a_module_has_the_units(make):
+    torch = pytest.importorskip("torch")
+    saved, other, plain = make(4), kg.torch.Relax(make(1), kg.Gini()), kg.torch.Relax(make(1), kg.Gini())
+    state = kg.torch.Relax(saved, kg.Gini()).half().state_dict()  # units are not rounded with the parameters
+    other.load_state_dict(state)
+    assert other.constraint == saved and other.constraint.exact
+    plain.load_state_dict({name: x for name, x in state.items() if name != "units"})  # of integers
+    assert (plain.constraint.units == (1, 1)) if make is several_budgets else (plain.constraint.unit == 1)
+    assert isinstance(state["units"], torch.Tensor)
+
+
+def test_a_state_does_not_have_what_would_be_optimistic():
+    pytest.importorskip("torch")
+    layer, other = (kg.torch.Relax(kg.Knapsack.from_real([x, 0.2, 0.3], 0.5), kg.Gini()) for x in (0.123456789, 0.1))
+    other.load_state_dict(layer.state_dict())
+    assert not other.constraint.exact and other.constraint.unit == layer.constraint.unit
+    with pytest.raises(ValueError, match="optimistic is not saved"):
+        _ = other.constraint.optimistic
 
 
 @pytest.mark.parametrize("make", [kg.Knapsack.from_real, kg.MultipleChoice.from_real])

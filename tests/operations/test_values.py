@@ -255,7 +255,7 @@ def test_contains_says_what_is_wrong():
             lambda: kg.Knapsack([1, 2], [3, 3], at_least=[1, 1, 1]),
             r"at_least of shape \(3,\).*capacity of shape \(2,\)",
         ),
-        (lambda: kg.TopK(2, max_capacity=1), r"max_capacity is 1.*k is 2"),
+        (lambda: kg.TopK(2, max_capacity=1), r"max_capacity is 1.*k has 2"),
         (lambda: kg.TopK(2, max_capacity=-1), "max_capacity must not be negative"),
     ],
 )

@@ -18,6 +18,7 @@ class Constraint(Value, ABC):
     copies: dict[Any, Any]  # of its lattice on devices, kept by the backend of a framework
     _fitting: dict[Any, backends.Backend]  # types and shapes of theta that were checked
     _largest: int | None  # capacity, or k, of all instances; None if they are traced
+    _limit: int | None  # the same, or max_capacity if that was given: how long a frontier is
     _exactly: bool | None  # whether all of it must be used; None if a least weight is something else, or traced
 
     def __new__(cls, *_: Any, **__: Any) -> Any:

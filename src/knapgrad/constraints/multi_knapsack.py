@@ -55,7 +55,7 @@ class MultiKnapsack(Constraint):
     scales: tuple[Scale, ...] | None
     _lattice: Lattice
     _box: tuple[int, ...]
-    _most: tuple[int, ...]  # the largest capacity of each budget, or its bound
+    _most: tuple[int, ...]  # the bound of each budget, or its largest capacity: how long a frontier is
 
     def __init__(
         self,
@@ -68,7 +68,9 @@ class MultiKnapsack(Constraint):
         loads = _per_budget("weights", weights, "one weight per item")
         limits = _per_budget("capacities", capacities, "the largest total weight")
         if len(loads) != len(limits):
-            raise ValueError(f"there are weights of {len(loads)} budgets and capacities of {len(limits)}; give as many")
+            raise ValueError(
+                f"weights and capacities must have the same number of budgets, got {len(loads)} and {len(limits)}"
+            )
         if not 1 <= len(loads) <= MOST_BUDGETS:
             raise ValueError(
                 f"weights must be of 1 to {MOST_BUDGETS} budgets, got {len(loads)}: a table has a column for every "
@@ -81,6 +83,12 @@ class MultiKnapsack(Constraint):
         sizes = {x.shape[-1] for x in loads}
         if len(sizes) > 1:
             raise ValueError(f"weights must have one entry per item in every budget, got {sorted(sizes)} entries")
+        for name, parts in (("weights", loads), ("capacities", limits)):
+            shapes = [tuple(x.shape) for x in parts]
+            try:
+                np.broadcast_shapes(*shapes)
+            except ValueError:
+                raise ValueError(f"{name} of the budgets must broadcast together, got shapes {shapes}") from None
         bounds = _bounds(max_capacities, len(loads))
         if self._static is not None and not all(isinstance(x, np.ndarray) for x in (*loads, *limits)):
             most, box = self._static["_most"], self._static["_box"]  # put together by JAX
@@ -112,16 +120,19 @@ class MultiKnapsack(Constraint):
         >>> kg.solve(np.array([3.0, 2.0, 2.5]), limit)
         array([1., 0., 1.])
         """
+        for name, x in (("weights", weights), ("capacities", capacities)):
+            if not hasattr(x, "__len__") or not 1 <= len(x) <= MOST_BUDGETS:
+                raise ValueError(f"{name} must have one entry per budget, for 1 to {MOST_BUDGETS} budgets, got {x!r}")
         count = len(weights)
-        if not 1 <= count <= MOST_BUDGETS or len(capacities) != count:
-            raise ValueError(
-                f"weights and capacities must be of as many budgets, 1 to {MOST_BUDGETS}; got {count} and "
-                f"{len(capacities)}"
-            )
         if resolution is None:
             units = _shares(weights, capacities)
         else:
-            units = [resolution] * count if np.ndim(resolution) == 0 else resolution
+            units = [resolution] * count if np.ndim(resolution) == 0 else list(resolution)
+        if len({count, len(capacities), len(units)}) > 1:
+            raise ValueError(
+                "weights, capacities and resolution must have one entry per budget each, got "
+                f"{count}, {len(capacities)} and {len(units)}"
+            )
         each = [Knapsack.from_real(*x[:2], resolution=x[2]) for x in zip(weights, capacities, units)]
         return cls(
             [x.weights for x in each],
@@ -207,19 +218,19 @@ def _per_budget(name: str, given: Any, meaning: str) -> list[Any]:
 def _bounds(max_capacities: Any, count: int) -> tuple[int, ...] | None:
     if max_capacities is None:
         return None
-    bounds = max_capacities.tolist() if isinstance(max_capacities, np.ndarray) else max_capacities
-    bounds = tuple(bounds) if isinstance(bounds, (list, tuple)) else ()
-    if len(bounds) != count or not all(isinstance(x, int) and x >= 0 for x in bounds):
+    bounds = list(max_capacities) if isinstance(max_capacities, (list, tuple, np.ndarray)) else []
+    is_integer = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) and x >= 0 for x in bounds)
+    if len(bounds) != count or not is_integer:
         raise ValueError(f"max_capacities must be {count} non-negative integers, one per budget, got {max_capacities}")
-    return bounds
+    return tuple(map(int, bounds))
 
 
 def _box_of(loads: list[Any], limits: list[Any], bounds: tuple[int, ...] | None, given: Any) -> tuple[Any, Any]:
-    """The largest capacity of each budget, and the sizes of the box, whose sides are no longer than sums of weights."""
+    """How far each budget goes, and the sizes of the box, whose sides are no longer than sums of weights."""
     most, box = [], []
     for budget, (weights, capacity) in enumerate(zip(loads, limits)):
         bound, written = None if bounds is None else bounds[budget], None if given is None else given[budget]
-        largest = largest_of(f"capacities[{budget}]", capacity, bound, written)
+        largest = largest_of(f"capacities[{budget}]", capacity, bound, written, f"max_capacities[{budget}]")
         total = int(largest_total(weights, 0).max(initial=0)) if isinstance(weights, np.ndarray) else None
         limit = next((x for x in (bound, largest, total) if x is not None), None)
         if limit is None:
@@ -227,7 +238,7 @@ def _box_of(loads: list[Any], limits: list[Any], bounds: tuple[int, ...] | None,
                 f"weights and capacities of budget {budget} are traced (by jax.jit or torch.compile), and a table must "
                 "have a size when it is compiled; give max_capacities=..., upper bounds of the capacities"
             )
-        most.append(limit if largest is None else largest)
+        most.append(limit)
         box.append(1 + (limit if total is None else min(limit, total)))
     if prod(box) > _MOST_STATES:
         raise ValueError(

@@ -224,5 +224,4 @@ class MultipleChoice(Weighted):
 
 def _lowest(weights: Any) -> Any:
     """Of the options."""
-    lowest = weights.min(-1)
-    return getattr(lowest, "values", lowest)  # torch gives the places too
+    return weights.min(-1) if isinstance(weights, np.ndarray) or not hasattr(weights, "amin") else weights.amin(-1)

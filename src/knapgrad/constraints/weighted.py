@@ -81,17 +81,22 @@ class Weighted(Constraint):
     def optimistic(self) -> Any:
         """The same constraint with weights rounded down, so that its optimum is an upper bound of the true one; itself
         if it is exact."""
-        return self if self.scale is None or self.scale.optimistic is None else self.scale.optimistic
+        if self.scale is None or self.exact:
+            return self
+        if self.scale.optimistic is None:
+            raise ValueError(
+                "optimistic is not saved with the state of a module; make the constraint by from_real again"
+            )
+        return self.scale.optimistic
 
     @property
     def budgets(self) -> np.ndarray:
-        """The real budgets ``offset + unit * c`` that c = 0..C units stand for, C being the largest capacity: (C + 1,),
+        """The real budgets ``offset + unit * c`` that c = 0..C units stand for, C being the largest capacity, or
+        ``max_capacity`` if that was given: (C + 1,),
         or (*batch, C + 1) if units differ. They are the horizontal axis of :func:`frontier`."""
-        known = isinstance(self.capacity, np.ndarray)
-        largest = int(self.capacity.max(initial=0)) if known else self.max_capacity
-        if largest is None:
-            raise ValueError("capacity is traced by JAX, and there are no budgets to list; give max_capacity=...")
-        return (self.scale or Scale()).budgets(largest)
+        if self._limit is None:
+            raise ValueError("capacity is traced, and there are no budgets to list; give max_capacity=...")
+        return (self.scale or Scale()).budgets(self._limit)
 
 
 def checked_scale(scale: Any) -> Scale | None:

@@ -65,10 +65,11 @@ def lattice(constraint: Constraint, theta: Array) -> Lattice:
     """In int32, since no weight above the reach matters; a capacity that is not valid is -1."""
     known = constraint.lattice(theta.shape[-1])
     if theta.shape[-1] * (known.reach + 1) >= 2**31:
+        sides = " x ".join(f"{side:,}" for side in (theta.shape[-1], *(known.box or (known.reach + 1,))))
         raise ValueError(
-            f"a table of {theta.shape[-1]:,} x {known.reach + 1:,} entries is beyond the 32-bit indices of JAX; divide "
-            "weights and capacity by a common factor, or give a smaller capacity or max_capacity; if there is none, "
-            "from_real(weights, capacity, resolution=...) rounds them safely"
+            f"a table of {sides} entries is beyond the 32-bit indices of JAX; divide weights and "
+            "capacities by a common factor, or give smaller capacities or bounds; if there is none, "
+            f"{type(constraint).__name__}.from_real(..., resolution=...) rounds them safely"
         )
     capacity, slack, reach = _clipped(known.capacity, -1, known.reach), known.slack, known.reach
     if slack is not None:

@@ -107,6 +107,10 @@ class SubsetDistribution:
             raise TypeError(f"other must be a knapgrad.jax.SubsetDistribution, got {type(other).__name__}")
         if self.event_shape != other.event_shape:
             raise ValueError(f"kl needs equal event shapes, got {self.event_shape} and {other.event_shape}")
+        ours, theirs = self.constraint, other.constraint
+        known = ours._has_known_numbers() and theirs._has_known_numbers()
+        if type(ours) is not type(theirs) or (known and ours != theirs):
+            raise ValueError(f"kl needs two distributions under the same constraint, got {ours} and {theirs}")
         if self.regularizer.name == other.regularizer.name == "shannon":
             return self._kl_of_gibbs(other)
         return divergence.of_paths(self, other)

@@ -9,9 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from knapgrad.real import hidden
 from knapgrad.values import Aside, Value
+
+_LARGEST = 2**31 - 1  # JAX has integers of 32 bits unless it is told otherwise; tables have fewer columns
+
+
+def _narrow(x: Any) -> Any:
+    """Integers that JAX would wrap: a heavier item does not fit either, and a larger capacity is no limit."""
+    if isinstance(x, np.ndarray) and x.dtype == np.int64 and x.max(initial=0) > _LARGEST:
+        return np.asarray(np.minimum(x, _LARGEST))
+    return x
 
 
 def register(cls: type[Value]) -> None:
@@ -19,12 +29,12 @@ def register(cls: type[Value]) -> None:
 
     def flatten_with_keys(value: Value) -> tuple[Any, Any]:
         leaves, static = value._parts()
-        keys = [(jax.tree_util.GetAttrKey(name), x) for name, x in leaves.items()]
+        keys = [(jax.tree_util.GetAttrKey(name), _narrow(x)) for name, x in leaves.items()]
         return keys, (tuple(leaves), tuple(static.items()))
 
     def flatten(value: Value) -> tuple[Any, Any]:
         leaves, static = value._parts()
-        return list(leaves.values()), (tuple(leaves), tuple(static.items()))
+        return list(map(_narrow, leaves.values())), (tuple(leaves), tuple(static.items()))
 
     def unflatten(structure: Any, leaves: Any) -> Value:
         names, static = structure

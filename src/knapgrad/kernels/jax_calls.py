@@ -114,7 +114,8 @@ def _where_the_batch_is(
         return jax.shard_map(on_device, mesh=sharding.mesh, in_specs=given, out_specs=found)(*placed)
 
     def partition(mesh: Any, given: Any, results: Any) -> Any:
-        batch = [*given[0].sharding.spec, *[None] * rank][:rank]
+        spec = getattr(given[0].sharding, "spec", ())  # none on a device that the mesh does not name
+        batch = [*spec, *[None] * rank][:rank]
         found, taken = (
             tuple(NamedSharding(mesh, spec) for spec in specs(batch, x, y))
             for x, y in ((results, repeat(out)), (given, axes))

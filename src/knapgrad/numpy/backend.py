@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from knapgrad import backends
 from knapgrad.constraints import Constraint
 from knapgrad.kernels.numba import entropy as entropy
 from knapgrad.kernels.numba import frontier as frontier
@@ -50,7 +51,7 @@ def is_floating(x: np.ndarray) -> bool:
 
 
 def array(x: Any, like: np.ndarray, name: str) -> np.ndarray:
-    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+    return backends.concrete(x, like, name)
 
 
 def as_type(x: Any, like: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from knapgrad import backends
 from knapgrad.constraints import Constraint
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import Regularizer
@@ -146,7 +147,8 @@ def array(x: Any, like: Tensor, name: str) -> Tensor:
     if isinstance(x, (int, float)):
         return like.new_full((), x)  # without a copy from the host, for which the call would wait
     if not isinstance(x, Tensor):
-        return torch.as_tensor(as_tensor(x) if isinstance(x, np.ndarray) else x, device=like.device)
+        x = x if isinstance(x, np.ndarray) else backends.concrete(x, like, name)
+        return torch.as_tensor(as_tensor(x), device=like.device)
     if x.device != like.device and (x.dim() > 0 or not x.is_cpu):
         raise ValueError(f"{name} is on {x.device} and theta on {like.device}: use {name}.to(theta.device)")
     return x

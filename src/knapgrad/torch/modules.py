@@ -1,8 +1,8 @@
 """Layers and a loss.
 
 The arrays of a constraint (weights, capacity and at_least, or k) are buffers: they follow ``.to()``, are saved in
-``state_dict``, and loading a state restores them. The same holds for a gamma that is a tensor or a parameter. A gamma
-that is a number is not saved.
+``state_dict``, and loading a state restores them, with the real units that they stand for. The same holds for a gamma
+that is a tensor or a parameter. A gamma that is a number is not saved.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from knapgrad import ops
 from knapgrad.constraints import Constraint, check_constraint
+from knapgrad.real import Scale
 from knapgrad.regularizers import Regularizer, check_positive, check_regularizer
 from knapgrad.torch import backend, operators
 
@@ -83,32 +84,89 @@ class _Selection(nn.Module):
             self._buffers["gamma"] = value
         elif name == "gamma":
             self.regularizer = type(self._regularizer)(value)
+        elif name in self.__dict__.get("_arrays", ()):
+            raise AttributeError(f"{name} cannot be set: it is a copy of what the constraint has; assign .constraint")
         else:
             super().__setattr__(name, value)
 
     def __prepare_scriptable__(self) -> Any:
         raise NotImplementedError("knapgrad's layers cannot be scripted or traced by torch.jit; use torch.export")
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        units = _units_of(self._constraint)
+        if units is not None:  # no buffer, which .half() would round
+            destination[prefix + _UNITS] = units
+
     def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
-        """Nothing is loaded if the constraint that the state holds is not valid."""
-        errors, constraint = arguments[-1], self._constraint
-        found = {name: state[prefix + name] for name in self._arrays if prefix + name in state}
-        fits = all(x.shape == getattr(self, name).shape for name, x in found.items())  # if not, torch says so
-        if constraint is not None and found and fits:
-            try:
-                for name, x in found.items():
-                    if x.is_floating_point():
-                        raise TypeError(f"{name} must be integers, got {x.dtype}")
-                constraint = type(constraint)(**constraint.arguments | found)
-            except (TypeError, ValueError) as error:
-                errors.append(f'the constraint under "{prefix}" is not valid, and was not loaded: {error}')
-                return
+        """Nothing, if something in it does not fit, or the constraint that it holds is not valid."""
+        errors, units = arguments[-1], state.pop(prefix + _UNITS, None)
+        before = len(errors)
+        try:
+            constraint = self._constraint_in(state, prefix, units)
+        except (TypeError, ValueError) as error:
+            errors.append(f'the state under "{prefix}" is not valid, and was not loaded: {error}')
+            return
+        places: list[dict[str, Any]] = [self._buffers, self._parameters]
+        old = [(place, name, x, x.clone()) for place in places for name, x in place.items() if x is not None]
+        arrays, self._arrays = self._arrays, {}  # may be set meanwhile
         super()._load_from_state_dict(state, prefix, *arguments)
-        self._constraint = constraint
+        self._arrays = arrays
+        if len(errors) == before:
+            self._constraint = constraint
+            return
+        with torch.no_grad():
+            for place, name, x, copy in old:
+                place[name] = x.copy_(copy)
+
+    def _constraint_in(self, state: Any, prefix: str, units: Tensor | None) -> Constraint | None:
+        """The constraint of a state; that of the module, where the state has none, or one of other shapes."""
+        gamma = state.get(prefix + "gamma")
+        is_gamma = isinstance(gamma, Tensor) and not gamma.is_meta and "gamma" in {**self._parameters, **self._buffers}
+        if is_gamma and not (gamma > 0).all():
+            raise ValueError(f"gamma must be positive, got {gamma.min().item()}")
+        constraint = self._constraint
+        found = {name: state[prefix + name] for name in self._arrays if prefix + name in state}
+        fits = all(isinstance(x, Tensor) and x.shape == getattr(self, name).shape for name, x in found.items())
+        if constraint is None or not found or not fits:  # torch says what does not fit
+            return constraint
+        for name, x in found.items():
+            if x.is_floating_point():
+                raise TypeError(f"{name} must be integers, got {x.dtype}")
+            if x.is_meta:
+                raise ValueError(f"{name} is on the meta device, and has no values")
+        return type(constraint)(**constraint.arguments | found | _scales_from(constraint, units))
 
     def extra_repr(self) -> str:
         gamma = "learnable" if isinstance(self.gamma, nn.Parameter) else self.gamma
         return f"{self.constraint}, {type(self._regularizer).__name__}(gamma={gamma})"
+
+
+_UNITS = "units"  # in a state: what integers stand for, of each budget (unit, offset, whether it is exact, ...)
+
+
+def _units_of(constraint: Constraint | None) -> Tensor | None:
+    """(budgets, 3, ...), or None for integers that stand for themselves."""
+    given = {} if constraint is None else constraint.arguments
+    scales: Any = given["scales"] if "scales" in given else (given.get("scale"),)
+    if not scales or scales[0] is None:
+        return None
+    numbers = [np.asarray(x, np.float64) for each in scales for x in (each.unit, each.offset, each.exact)]
+    rows = np.stack(np.broadcast_arrays(*numbers))
+    return torch.tensor(rows.reshape(len(scales), 3, *rows.shape[1:]))
+
+
+def _scales_from(constraint: Constraint, units: Tensor | None) -> dict[str, Any]:
+    """As an argument of the constraint. What would be optimistic is not saved; where nothing changes, it stays."""
+    name = "scales" if "scales" in constraint.arguments else "scale"
+    if name not in constraint.arguments:
+        return {}
+    present = _units_of(constraint)
+    if units is not None and present is not None and torch.equal(units.cpu(), present):
+        return {}
+    rows: Any = [] if units is None else units.double().cpu().numpy()
+    scales = tuple(Scale(unit, offset, exact=bool(exact.all())) for unit, offset, exact in rows)
+    return {name: (scales or None) if name == "scales" else (scales or (None,))[0]}
 
 
 def _arrays_of(constraint: Constraint | None) -> dict[str, Any]:
@@ -205,6 +263,8 @@ class Sample(_Layer):
     ) -> Tensor:
         """The selection. A ``constraint`` given here, for example one per instance, replaces the module's.
         ``generator`` is another name of ``rng``."""
+        if rng is not None and generator is not None:
+            raise TypeError("rng and generator are two names of the same argument; give one of them")
         constraint = self._in_force(constraint)
         if self._is_hard:
             return ops.solve(theta, constraint)
@@ -294,6 +354,8 @@ class GammaSchedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state, and sets the gamma of all layers to what it was."""
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"the state must have {list(self.state_dict())}, got {list(state)}")
         if len(state["first"]) != len(self.layers):
             raise ValueError(f"the state is of {len(state['first'])} layers, and the model has {len(self.layers)}")
         self.first, self.last, self.steps, self.done = (state[name] for name in ("first", "last", "steps", "done"))

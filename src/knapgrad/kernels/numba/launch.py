@@ -187,9 +187,12 @@ class OutOfRange(ValueError):
 
 
 def _too_large(batch, error: MemoryError) -> MemoryError:
+    size = f"a capacity of {batch.reach:,}"
+    if np.ndim(batch.tree) == 2:
+        size = f"a box of {' x '.join(f'{side:,}' for side in batch.tree[0] if side > 1)} capacities"
     return MemoryError(
-        f"the tables for a capacity of {batch.reach:,} do not fit into memory ({error}); divide weights and capacity "
-        "by a common factor; if there is none, from_real(weights, capacity, resolution=...) rounds them safely"
+        f"the tables for {size} do not fit into memory ({error}); divide weights and capacities by a common factor; if "
+        "there is none, from_real(..., resolution=...) of the constraint rounds them safely"
     )
 
 
