@@ -203,8 +203,7 @@ def check_array(name: str, x: Any) -> Backend:
         )
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array; items that are out get -inf, by {name}.filled(-np.inf)")
-    if isinstance(x, np.matrix):  # whose rows and sums have two dimensions
-        raise TypeError(f"{name} must not be a NumPy matrix; convert it by np.asarray({name})")
+    _refuse_matrix(name, x)
     if isinstance(x, np.ndarray) and not is_compiling() and not x.dtype.isnative:
         raise TypeError(
             f"{name} is in the byte order of another machine, {x.dtype.str}; convert it by "
@@ -213,12 +212,18 @@ def check_array(name: str, x: Any) -> Backend:
     return backend
 
 
+def _refuse_matrix(name: str, x: Any) -> None:
+    if isinstance(x, np.matrix):  # whose rows and sums have two dimensions
+        raise TypeError(f"{name} must not be a NumPy matrix; convert it by np.asarray({name})")
+
+
 def plain(name: str, x: Any) -> Any:
     """What a user gave, with NumPy arrays in the byte order of this machine. A mask is refused, not dropped."""
     if not isinstance(x, np.ndarray) or is_compiling():
         return x
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array; say what counts where it is masked, by {name}.filled(...)")
+    _refuse_matrix(name, x)
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 

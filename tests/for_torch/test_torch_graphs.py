@@ -235,7 +235,7 @@ def test_what_is_wrong_with_an_argument_is_said_when_it_is_compiled(make, messag
     ids=["above max_capacity", "negative capacity", "negative weight", "k above n", "all too light"],
 )
 def test_what_is_wrong_with_values_is_said_when_the_graph_runs(make):
-    with pytest.raises(ValueError, match=r"instance \d .* has a capacity or k"):
+    with pytest.raises(ValueError, match=r"instance \d .* has a limit that is not valid: .* without compiling it"):
         compiled(lambda theta, budget: kg.relax(theta, make(budget), kg.Gini()))(numbers(4, 6), BUDGET)
 
 

@@ -324,6 +324,15 @@ def test_matrices_are_refused():
         kg.relax(np.matrix([[0.0, 1.0, 2.0]]), kg.TopK(1), kg.Gini())
     with pytest.raises(TypeError, match=r"y must not be a NumPy matrix"):
         kg.TopK(1).contains(np.matrix([[0.0, 1.0, 0.0]]))
+    for make, name in (
+        (lambda: kg.Knapsack(np.matrix([1, 2]), 3), "weights"),
+        (lambda: kg.TopK(np.matrix([1])), "k"),
+        (lambda: kg.Gini(np.matrix([1.0])), "gamma"),
+        (lambda: kg.log_prob(np.zeros(3), np.matrix([1.0, 0.0, 0.0]), kg.TopK(1), kg.Gini()), "y"),
+        (lambda: kg.Knapsack.from_real(np.matrix([1.5, 2.0]), 3.0), "weights"),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must not be a NumPy matrix"):
+            make()
 
 
 def test_arrays_of_another_byte_order(backend):

@@ -74,16 +74,18 @@ class SubsetDistribution:
         lattice, gamma, name = self._problem
         return self._whole(_mode(name, self._scores, lattice, gamma))
 
-    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, sample_shape: int | tuple[int, ...] = ()) -> Array:
         """Selections (*sample_shape, *batch, *event), without a derivative."""
+        sample_shape = _as_shape(sample_shape)
         drawn = self._drawn(key, sample_shape)
         return self._whole(drawn).reshape(*sample_shape, *self.theta.shape)
 
-    def rsample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
+    def rsample(self, key: Array, sample_shape: int | tuple[int, ...] = ()) -> Array:
         """Selections (*sample_shape, *batch, *event) whose derivative is that of the mean.
 
         Gradients are exact in expectation for losses that are linear in the selection, and surrogates for others.
         """
+        sample_shape = _as_shape(sample_shape)
         drawn = self._with_derivative(self._drawn(key, sample_shape))
         return self._whole(drawn).reshape(*sample_shape, *self.theta.shape)
 
@@ -190,3 +192,8 @@ def _parts(distribution: SubsetDistribution) -> tuple[Any, None]:
 
 
 jax.tree_util.register_pytree_with_keys(SubsetDistribution, _parts, _assembled)
+
+
+def _as_shape(sample_shape: Any) -> tuple[int, ...]:
+    """A number of samples, or a shape."""
+    return (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)

@@ -69,6 +69,8 @@ def detached(x: Tensor) -> Tensor:
 
 
 def numbers(x: Tensor) -> np.ndarray:
+    if x.is_meta:
+        raise TypeError("it is on the meta device, and has no values")
     try:
         x = x.detach().cpu()
         return (x.double() if x.dtype is torch.bfloat16 else x).numpy()  # NumPy does not know the type

@@ -324,9 +324,10 @@ def _in_numpy(lattice: Lattice) -> Lattice:
     if (lattice.capacity < 0).any():
         instance = int(np.argmax(lattice.capacity < 0))
         raise ValueError(
-            f"instance {instance} (counted over the flattened batch) has a capacity or k, a least weight or a weight "
-            "that is negative, or a capacity above max_capacity, or k above the number of items, or groups whose "
-            "lightest options are above the capacity, or items that all together weigh less than at_least"
+            f"instance {instance} (counted over the flattened batch) has a limit that is not valid: a negative weight, "
+            "capacity, k or at_least; a capacity above max_capacity; k above the number of items; required groups that "
+            "exceed the capacity, or items that cannot reach at_least. Call the function once without compiling it: "
+            "there the error says which, and gives the number"
         )
     return lattice
 

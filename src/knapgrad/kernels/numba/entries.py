@@ -15,6 +15,7 @@ from knapgrad.kernels.first_calls import mention
 from knapgrad.kernels.numba.private import is_kept
 
 _entries: dict[Any, Callable[..., None]] = {}
+_mentioned: set[Any] = set()  # by the first of several threads that wait for the same kernel
 
 
 def entry_of(kernel: Any, types: tuple[Any, ...]) -> Callable[..., None] | None:
@@ -28,7 +29,8 @@ def call_first(kernel: Any, types: tuple[Any, ...], arguments: tuple[Any, ...]) 
     known, begin = len(kernel.overloads), perf_counter()
     kernel(*arguments)
     seconds = perf_counter() - begin
-    if len(kernel.overloads) > known:
+    if len(kernel.overloads) > known and (kernel, types) not in _mentioned:
+        _mentioned.add((kernel, types))
         mention(kernel, np.dtype(next(x for x in types if isinstance(x, str))).name, seconds, is_kept(kernel))
     found = kernel.overloads.get(tuple(map(typeof, arguments)))
     return _entries.setdefault((kernel, types), getattr(found, "entry_point", kernel))
