@@ -60,10 +60,8 @@ def frontier(theta: Array, constraint: Constraint, regularizer: Regularizer | No
     check_constraint(constraint)
     if isinstance(constraint, MultiKnapsack):
         return _of_box(theta, constraint, regularizer)
-    call = ops.prepare(theta, constraint, regularizer)
-    widest, exactly, largest = _widest(constraint, call.event[-1])
-    if widest is not constraint:
-        call = ops.prepare(theta, widest, regularizer)
+    widest, exactly, largest = _widest(constraint, getattr(theta, "shape", None) or (0,))
+    call = ops.prepare(theta, widest, regularizer)
     backend, (lattice, *smoothing) = call.backend, call.problem
     if not isinstance(lattice.reach, int):  # while torch compiles, numbers are tensors; a row must have a length
         known = (min(largest, call.event[-1]), 1) if lattice.reach is None else (largest, largest + 1)
@@ -108,9 +106,10 @@ def _of_box(theta: Any, constraint: MultiKnapsack, regularizer: Regularizer | No
     return backend.as_total(rows.reshape((*theta.shape[:-1], *state.shape)), theta)
 
 
-def _widest(constraint: Constraint, items: int) -> tuple[Constraint, bool, int]:
-    """The constraint with the largest capacity for every instance, whether all of it must be used, and how long its
-    frontier is. It is kept with the constraint, since its arrays may be copied to devices."""
+def _widest(constraint: Constraint, shape: tuple[int, ...]) -> tuple[Constraint, bool, int]:
+    """For a theta of that shape: the constraint with the largest capacity for every instance, whether all of it must
+    be used, and how far its frontier goes. It is kept with the constraint, since its arrays may be copied to
+    devices."""
     exactly, largest = constraint._exactly, constraint._limit
     name = "k" if "k" in constraint._parameters else "capacity"
     if exactly is None:
@@ -121,7 +120,9 @@ def _widest(constraint: Constraint, items: int) -> tuple[Constraint, bool, int]:
         )
     if largest is None:
         raise ValueError(f"{name} is traced, and a frontier must have a length; give max_capacity=...")
-    most = min(largest, items) if name == "k" else largest
+    most = largest
+    if name == "k":  # its bound may be above the number of items, k itself may not
+        most = max(min(largest, shape[-1]), constraint._largest or 0)
     is_kept = constraint._largest is not None and not is_compiling()
     if constraint._largest == most and constraint._marked.ndim == 0:
         return constraint, exactly, largest
