@@ -2,7 +2,7 @@
 # # Feature selection in JAX
 #
 # **Which inputs are worth their cost?** Measuring a feature costs money. A network predicts the target from the features that a relaxed knapsack keeps, and the scores of the
-# features are trained together with it. The selection hardens as gamma falls, and at the end `kg.solve` says which features to buy.
+# features are trained together with it. Decisions become firmer as gamma falls, and at the end `kg.solve` says which features to buy.
 
 # %%
 import equinox as eqx
@@ -47,7 +47,7 @@ def error(model, x, y, kept):
 
 network = eqx.nn.MLP(FEATURES, "scalar", width_size=32, depth=2, key=keys[4])
 model = Selective(jnp.zeros(FEATURES), network, kg.Knapsack(costs, int(costs.sum()) // 3))
-optimizer = optax.adam(3e-3)
+optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, STEPS))  # smaller steps as the selection hardens
 state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
 
@@ -80,7 +80,8 @@ plt.ylabel("share that is kept")
 plt.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 # %% [markdown]
-# The budget has room for more than the useful features, and a knapsack takes what fits: every item with a positive score improves the total. A penalty on the scores would leave room unused.
+# The useful features separate from the others early, and their shares go to one as gamma falls. The budget has room for more than these. Among the others it is nearly a tie, so their
+# shares stay in between, and `kg.solve` takes those with the best scores. A knapsack takes whatever fits and has a positive score; a penalty on the scores would leave room unused.
 #
 # ## For your own problem
 #

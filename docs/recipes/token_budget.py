@@ -72,7 +72,7 @@ axes[0].set(xlabel="budget, % of all costs", ylabel="accuracy, %")
 for axis, share in zip(axes[1:], (0.1, 0.3, 0.5)):
     image = test["patches"][3].view(4, 4, 2, 2).permute(0, 2, 1, 3).reshape(8, 8)
     seen = examples[share][3].view(4, 4).repeat_interleave(2, 0).repeat_interleave(2, 1)
-    axis.imshow(image, cmap="gray_r", alpha=0.15 + 0.85 * seen.numpy())
+    axis.imshow(1 - image / image.max() * (0.15 + 0.85 * seen), cmap="gray", vmin=0, vmax=1)
     axis.set(title=f"{share:.0%}", xticks=[], yticks=[])
     axis.grid(visible=False)
 
@@ -80,7 +80,7 @@ for axis, share in zip(axes[1:], (0.1, 0.3, 0.5)):
 # ## For your own problem
 #
 # - Costs may be anything that adds up: tokens, milliseconds, bytes. They are integers, or `kg.Knapsack.from_real(cost, budget)`,
-#   which looks at the numbers: call it outside of a compiled model, and pass the constraint to the model in place of costs and budgets.
+#   which needs concrete values: call it outside of a compiled model, and pass the constraint to the model in place of costs and budgets.
 # - Mask padding by a score of `-inf`. Keep other scores positive (here by `softplus`): a knapsack never picks an item with a negative score.
 # - Give the scores a fixed scale (here by a layer norm), so that `gamma = 1` means the same throughout training.
 # - `max_capacity` is the largest budget that can come; with it, `torch.compile` makes one graph for all.
