@@ -51,7 +51,9 @@ with torch.no_grad():
     drawn, theta, y = model(test)
 share, slots = recovered(theta, digits)
 print(f"{share:.0%} of the digits recovered (30% by chance)")
-print(f"slots above zero, on average: {(y > 0).sum(-1).float().mean():.1f}; their shares add up to {y.sum(-1).mean():.1f}")
+print(
+    f"slots above zero, on average: {(y > 0).sum(-1).float().mean():.1f}; their shares add up to {y.sum(-1).mean():.1f}"
+)
 
 # %%
 figure, panels = plt.subplots(1, 10, figsize=(7.4, 1.2))
