@@ -139,16 +139,17 @@ def _compile_for_jax() -> None:
     if not importlib.util.find_spec("jax"):
         return
     from knapgrad.kernels.numba import from_jax
+    from knapgrad.kernels.numba.variants import BOXES, CHOICES, ITEMS
 
-    for choices in (False, True):
-        from_jax.target(choices)
+    for kind in (ITEMS, CHOICES, BOXES):
+        from_jax.target(kind)
         for operation in ("operator", "value", "vjp", "entropy", "entropy_grad", "sample", "mode", "log_prob"):
             for dtype in ("float32", "float64"):
-                from_jax.task(operation, "gini", dtype, choices)
+                from_jax.task(operation, "gini", dtype, kind)
         for operation in ("frontier", "frontier_vjp"):
-            from_jax.task(operation, "gini", "float64", choices)
+            from_jax.task(operation, "gini", "float64", kind)
     for dtype in ("float32", "float64"):
-        from_jax.task("solve", "gini", dtype, True)
+        from_jax.task("solve", "gini", dtype, CHOICES)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -33,6 +33,8 @@ CONSTRAINTS: dict[str, Any] = {
     "top-k": kg.TopK(3),
     "choices": kg.MultipleChoice(RNG.integers(0, 4, (3, 3)), 6),
     "optional": kg.MultipleChoice(RNG.integers(0, 4, (2, 5, 3, 3)), RNG.integers(3, 7, (2, 5)), optional=True),
+    "budgets": kg.MultiKnapsack([WEIGHTS, np.ones(9, int)], [12, 4]),
+    "budgets of each": kg.MultiKnapsack(RNG.integers(0, 4, (3, 2, 5, 9)), RNG.integers(2, 7, (3, 2, 5))),
 }
 REGULARIZERS = ("shannon", "gini", "tsallis")
 
@@ -108,7 +110,7 @@ def test_what_is_infeasible_is_nan_alone(name):
         assert np.isnan(x[[1, 2]]).all() and not np.isnan(x[[0, 3]]).any()
 
 
-@pytest.mark.parametrize("kind", ["knapsack", "of each", "choices"])
+@pytest.mark.parametrize("kind", ["knapsack", "of each", "choices", "budgets", "budgets of each"])
 def test_vmap_is_one_call(kind):
     constraint = CONSTRAINTS[kind]
     theta = jnp.asarray(scores(constraint))
@@ -154,7 +156,7 @@ def version_after(asked: int) -> int:
     extension = (ctypes.c_int64 * 4)(32, 1, 0, ctypes.addressof(metadata))
     api = (ctypes.c_int64 * 8)(64, 0, 24, 0, asked)
     frame = (ctypes.c_int64 * 22)(176, ctypes.addressof(extension), ctypes.addressof(api))
-    assert handlers.handler(False).ctypes(ctypes.addressof(frame)) == 0
+    assert handlers.handler(0).ctypes(ctypes.addressof(frame)) == 0
     return metadata[3]
 
 

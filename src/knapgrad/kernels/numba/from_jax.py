@@ -19,7 +19,9 @@ import numpy as np
 from jax import Array
 
 from knapgrad.kernels import jax_calls, jax_scan
-from knapgrad.kernels.numba.launch import NANOSECONDS_PER_VECTOR, tree_of
+from knapgrad.kernels.numba.boxes import sides_of
+from knapgrad.kernels.numba.launch import NANOSECONDS_PER_VECTOR, kind_of, tree_of
+from knapgrad.kernels.numba.variants import CHOICES, KINDS
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import REGULARIZERS, Hard
 
@@ -40,32 +42,32 @@ _MISSING = np.frombuffer(
 
 
 _lock = RLock()  # threads may trace at the same time, and XLA takes a name once
-_targets: dict[bool, str | None] = {}
+_targets: dict[int, str | None] = {}
 _tasks: dict[tuple[Any, ...], int | None] = {}
 
 
-def target(choices: bool) -> str | None:
+def target(kind: int) -> str | None:
     """The name under which XLA has our handler; None if it does not take it."""
     with _lock:
-        if choices not in _targets:
-            name = "knapgrad_choices" if choices else "knapgrad_items"
+        if kind not in _targets:
+            name = f"knapgrad_{KINDS[kind]}"
             try:
                 if sys.platform == "win32":
                     raise NotImplementedError("the functions of the C library are not found on Windows")
                 from knapgrad.kernels.numba import handlers
 
-                capsule = jax.ffi.pycapsule(handlers.handler(choices).ctypes)
+                capsule = jax.ffi.pycapsule(handlers.handler(kind).ctypes)
                 jax.ffi.register_ffi_target(name, capsule, platform=PLATFORM)
-                _targets[choices] = name
+                _targets[kind] = name
             except Exception as error:
                 _warn(error)
-                _targets[choices] = None
-        return _targets[choices]
+                _targets[kind] = None
+        return _targets[kind]
 
 
 def task(*key: Any) -> int | None:
-    """The number of what runs an operation, with a regularizer, on a dtype, on items or choices; None if it cannot be
-    had from this version of Numba."""
+    """The number of what runs an operation, with a regularizer, on a dtype, on items, choices or boxes; None if it
+    cannot be had from this version of Numba."""
     with _lock:
         if key not in _tasks:
             try:
@@ -91,13 +93,13 @@ def find(
 ) -> jax_calls.Kernel | None:
     """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it. The
     guard is put around it."""
-    choices = lattice.options > 0
-    if name in _SCANNED or lattice.box or theta.size == 0 or jax.default_backend() != PLATFORM:
+    kind = kind_of(lattice)
+    if name in _SCANNED or theta.size == 0 or jax.default_backend() != PLATFORM:
         return None  # on a GPU, kernels of the CPU would rarely be used
-    solves = name == "solve" and not choices  # the best selection of items is drawn with the hard maximum
+    solves = name == "solve" and kind != CHOICES  # the best selection of items is drawn with the hard maximum
     operation, dtype = "sample" if solves else name, "float64" if name in _WIDE else np.dtype(theta.dtype).name
-    handler = target(choices)
-    number = None if handler is None else task(operation, regularizer, dtype, choices)
+    handler = target(kind)
+    number = None if handler is None else task(operation, regularizer, dtype, kind)
     if handler is None or number is None:
         return None
     run = jax_calls.spread(partial(_run, operation, handler, number), axis=1 if operation in _PATHS else 0)
@@ -140,7 +142,8 @@ def _run(
     call = jax.ffi.ffi_call(handler, tuple(jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes))
     slack = jnp.zeros(1, jnp.int32) if lattice.slack is None else lattice.slack
     arrays = jax_scan.varying((theta, lattice.weights, lattice.capacity, slack, gamma, *extra))
-    return tuple(call(*arrays, memory=_MEMORY, missing=_MISSING, numbers=numbers, tree=tree_of(max(m, 1))))
+    tree = sides_of(lattice.box).reshape(-1) if lattice.box else tree_of(max(m, 1))
+    return tuple(call(*arrays, memory=_MEMORY, missing=_MISSING, numbers=numbers, tree=tree))
 
 
 def _results(name: str, shape: tuple[int, ...], samples: int, reach: int) -> list[tuple[int, ...]]:

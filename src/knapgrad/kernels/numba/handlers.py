@@ -20,11 +20,11 @@ from knapgrad.kernels.numba.frames import pointer
 from knapgrad.kernels.numba.launch import LARGEST_SHARED_TABLE
 from knapgrad.kernels.numba.private import c_function
 from knapgrad.kernels.numba.threads import WORTH_WAKING
-from knapgrad.kernels.numba.variants import SOURCES, function, inline
+from knapgrad.kernels.numba.variants import KINDS, SOURCES, function, inline
 from knapgrad.kernels.numba.xla import words
 
 # Attributes, in the order of their names: what to say if memory runs out, or if a task is not in the table; numbers;
-# the tree of choices.
+# the tree of choices, or the sides of a box.
 MEMORY, MISSING, NUMBERS, TREE = range(4)
 # Numbers.
 TASK, OPTIONS, ENTRIES, MARGIN, KEEPS, COMPLETE, LIMITED, ROWS, TABLES, SAMPLES, PICOSECONDS = range(11)
@@ -182,8 +182,8 @@ def handle(frame, tasks, tree):
 
 
 @cache
-def handler(choices: bool) -> Any:
-    """The handler of calls with items, or with choices, compiled."""
+def handler(kind: int) -> Any:
+    """The handler of calls with items, with choices, or with a box, compiled."""
     name = _NAME  # in a closure, so that Numba's cache on disk notices when the sources change
 
     def of_items(frame):
@@ -194,5 +194,10 @@ def handler(choices: bool) -> Any:
             return 0
         return handle(frame, xla.address_of(name), xla.attribute(frame, TREE))
 
-    python, kind = (of_choices, "choices") if choices else (of_items, "items")
-    return c_function(python, types.int64(types.int64), f"handler_of_{kind}")
+    def of_boxes(frame):
+        if xla.answers_version(frame):
+            return 0
+        return handle(frame, xla.address_of(name), xla.attribute(frame, TREE).reshape((2, 3)))
+
+    python = (of_items, of_choices, of_boxes)[kind]
+    return c_function(python, types.int64(types.int64), f"handler_of_{KINDS[kind]}")

@@ -77,7 +77,7 @@ def _plan(
         lattice.memo.clear()
     is_free = lattice.slack is None and not lattice.options
     variants = (regularizer_of(regularizer),) + (() if direction is None else (direction_of(direction),))
-    types = *variants, theta.dtype.char, _kind(lattice)
+    types = *variants, theta.dtype.char, kind_of(lattice)
     fixed, call = (batch.tree, frame_of_layout(batch, steps, cells)), entry_of(kernel, types)
     found = Plan(kernel, variants, types, batch, (size, n), groups, fixed, cells, sizes, time, is_free, call)
     lattice.memo[key] = found
@@ -102,7 +102,7 @@ def _batch(theta, lattice, keeps, complete, entries):
     width, flags = vector.BYTES // theta.itemsize, (tree, options, entries, margin, keeps, complete)
     bands = np.empty((steps + 1, COLUMNS), np.int64)
     shared = weights.shape[0] == 1 and size > width // 4
-    like, types = np.empty((size, n), np.float32), ("f", _kind(lattice))  # of any type: its shape counts
+    like, types = np.empty((size, n), np.float32), ("f", kind_of(lattice))  # of any type: its shape counts
     for stride in (width, 1) if shared else (1,):
         given = Batch(like, *limits, _UNIT, stride, *flags, 0), width, bands
         reach, cells = (entry_of(measure, types) or call_first(measure, types, given))(*given)
@@ -111,13 +111,14 @@ def _batch(theta, lattice, keeps, complete, entries):
     return Batch(np.empty((0, n), theta.dtype), *limits, _UNIT, stride, *flags, reach), cells
 
 
-def _kind(lattice):
+def kind_of(lattice):
+    """Items, choices among options, or a box."""
     return CHOICES if lattice.options else BOXES if lattice.box else ITEMS
 
 
 def _paths_of(lattice):
     """The module with the kernels of paths."""
-    return {ITEMS: paths, CHOICES: choice_paths, BOXES: box_paths}[_kind(lattice)]
+    return {ITEMS: paths, CHOICES: choice_paths, BOXES: box_paths}[kind_of(lattice)]
 
 
 tree_of = cache(lambda options: tournament(options).reshape(-1))

@@ -1,7 +1,7 @@
 """The operations, as a thread of XLA runs them: a task takes slices of a batch, and calls a kernel for each.
 
-A task is compiled for an operation, a type of scores, and items or choices. The kernel is the one that calls from
-Python use, of any regularizer. An instance without a feasible selection, or whose capacity is below 0, is NaN.
+A task is compiled for an operation, a type of scores, and items, choices or boxes. The kernel is the one that calls
+from Python use, of any regularizer. An instance without a feasible selection, or whose capacity is below 0, is NaN.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic, models, overload, register_model
 
 from knapgrad.kernels.first_calls import mention
-from knapgrad.kernels.numba import choice_paths, frames, paths, xla
+from knapgrad.kernels.numba import box_paths, choice_paths, frames, paths, xla
 from knapgrad.kernels.numba.bands import BEYOND
 from knapgrad.kernels.numba.entries import address_of
 from knapgrad.kernels.numba.frames import pointer
@@ -53,7 +53,17 @@ from knapgrad.kernels.numba.handlers import (
 )  # fmt: skip
 from knapgrad.kernels.numba.private import c_function
 from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
-from knapgrad.kernels.numba.variants import SOURCES, direction_of, function, inline, regularizer_of
+from knapgrad.kernels.numba.variants import (
+    BOXES,
+    CHOICES,
+    ITEMS,
+    KINDS,
+    SOURCES,
+    direction_of,
+    function,
+    inline,
+    regularizer_of,
+)
 from knapgrad.kernels.numba.xla import words
 
 # What a kernel takes after the batch and the groups, from arguments and results as XLA has them. What kernels write in
@@ -130,7 +140,7 @@ class Operation(NamedTuple):
     """What runs an operation, and what it needs; ``weight`` is its time, as a multiple of that of value and relax."""
 
     extras: Callable[..., tuple[Any, ...]]
-    kernels: tuple[Any, Any]  # of items and of choices
+    kernels: tuple[Any, Any, Any]  # of items, of choices and of boxes
     types: str  # of extras: b(ool), or an array of so many dimensions of theta's type, or w(ide), of float64
     directions: tuple[str, ...] = ()
     rows: int = 2
@@ -143,7 +153,13 @@ class Operation(NamedTuple):
     first: str = ""  # which number per instance the first result is; a sum starts at 0
 
 
-_SWEEPS, _TANGENTS, _FRONTIERS = (operator_kernel,) * 2, (tangent_kernel,) * 2, (frontier_kernel,) * 2
+_SWEEPS, _TANGENTS, _FRONTIERS = (operator_kernel,) * 3, (tangent_kernel,) * 3, (frontier_kernel,) * 3
+
+
+def _paths(name: str) -> tuple[Any, Any, Any]:
+    return getattr(paths, name), getattr(choice_paths, name), getattr(box_paths, name)
+
+
 OPERATIONS = {
     "value": Operation(_value, _SWEEPS, "bw2", keeps=False, first="value"),
     "operator": Operation(_operator, _SWEEPS, "bw2", first="value"),
@@ -152,24 +168,21 @@ OPERATIONS = {
     "entropy_grad": Operation(
         _entropy_grad, _TANGENTS, "2bww2", ("entropy",), rows=4, tables=1, weight=5.0, first="tangent"
     ),
-    "sample": Operation(_sample, (paths.sample_kernel, choice_paths.sample_kernel), "b3w3", weight_of_sample=0.05),
-    "solve": Operation(_solve, (None, choice_paths.solve_kernel), "w2W", entries=1),  # items: a sample
-    "mode": Operation(_mode, (paths.mode_kernel, choice_paths.mode_kernel), "w2", weight=2.0),
-    "log_prob": Operation(
-        _log_prob, (paths.log_prob_kernel, choice_paths.log_prob_kernel), "b32bw22", weight_of_sample=0.1,
-        first="sum",
-    ),
+    "sample": Operation(_sample, _paths("sample_kernel"), "b3w3", weight_of_sample=0.05),
+    "solve": Operation(_solve, (None, choice_paths.solve_kernel, None), "w2W", entries=1),  # items: a sample
+    "mode": Operation(_mode, _paths("mode_kernel"), "w2", weight=2.0),
+    "log_prob": Operation(_log_prob, _paths("log_prob_kernel"), "b32bw22", weight_of_sample=0.1, first="sum"),
     "frontier": Operation(_frontier, _FRONTIERS, "2b22", keeps=False, complete=True),
     "frontier_vjp": Operation(_frontier_vjp, _FRONTIERS, "2b22", complete=True),
 }  # fmt: skip
 
 
 class OperationType(types.Type):
-    """An operation on items or choices as a Numba type, so that a task is compiled for it."""
+    """An operation on items, choices or boxes as a Numba type, so that a task is compiled for it."""
 
     def __init__(self, key: str) -> None:
         name, kind, _ = key.split("/")
-        self.is_of_choices, self.operation = kind == "choices", OPERATIONS[name]
+        self.kind, self.operation = KINDS.index(kind), OPERATIONS[name]
         self.extras = inline(self.operation.extras)
         super().__init__(name=f"Operation({key})")
 
@@ -206,9 +219,11 @@ def _choose_extras(operation, *arguments):
 
 @overload(tree_of)
 def _choose_tree(operation, frame):
-    if operation.is_of_choices:
+    if operation.kind == ITEMS:
+        return lambda operation, frame: None
+    if operation.kind == CHOICES:
         return lambda operation, frame: xla.attribute(frame, TREE)
-    return lambda operation, frame: None
+    return lambda operation, frame: xla.attribute(frame, TREE).reshape((2, 3))
 
 
 @overload(variants_of)
@@ -299,36 +314,37 @@ def take_slices(operation, like, address, first):
 
 
 @cache
-def _compiled(operation: str, dtype: str, choices: bool) -> Any:
+def _compiled(operation: str, dtype: str, kind: int) -> Any:
     """A task, compiled or found on disk."""
-    key = f"{operation}/{'choices' if choices else 'items'}/{SOURCES}"
-    first, kind = ("", "value", "tangent", "sum").index(OPERATIONS[operation].first), np.dtype(dtype).type
+    key = f"{operation}/{KINDS[kind]}/{SOURCES}"
+    first, number = ("", "value", "tangent", "sum").index(OPERATIONS[operation].first), np.dtype(dtype).type
 
     def run(address):
-        take_slices(operation_of(key), np.empty((0, 0), kind), address, first)
+        take_slices(operation_of(key), np.empty((0, 0), number), address, first)
 
-    name = f"{operation}_of_{'choices' if choices else 'items'}_{dtype}"
+    name = f"{operation}_of_{KINDS[kind]}_{dtype}"
     return c_function(run, types.void(types.int64), name)
 
 
-def _signature(operation: Operation, regularizer: str, dtype: str, choices: bool) -> tuple[Any, ...]:
+def _signature(operation: Operation, regularizer: str, dtype: str, kind: int) -> tuple[Any, ...]:
     """The types of the arguments of a kernel."""
     numbers = types.Array(types.int64, 1, "C")
     kinds: dict[str, Any] = {digit: types.Array(getattr(types, dtype), int(digit), "C") for digit in "23"}
     kinds |= {"b": types.boolean, "w": types.Array(types.float64, 1, "C"), "W": types.Array(types.float64, 2, "C")}
     variants = [regularizer_of(regularizer).numba_type, *(direction_of(x).numba_type for x in operation.directions)]
-    run = kinds["2"], kinds["w"], numbers if choices else types.none, numbers, numbers, types.int64, types.int64
+    tree = {ITEMS: types.none, CHOICES: numbers, BOXES: types.Array(types.int64, 2, "C")}[kind]
+    run = kinds["2"], kinds["w"], tree, numbers, numbers, types.int64, types.int64
     return *variants, *run, *(kinds[letter] for letter in operation.types)
 
 
 @cache
-def task(operation: str, regularizer: str, dtype: str, choices: bool) -> int:
+def task(operation: str, regularizer: str, dtype: str, kind: int) -> int:
     """The number under which a task and its kernel are in the table."""
     begin, found = perf_counter(), OPERATIONS[operation]
-    kernel = address_of(found.kernels[choices], _signature(found, regularizer, dtype, choices))
-    run = _compiled(operation, dtype, choices)
+    kernel = address_of(found.kernels[kind], _signature(found, regularizer, dtype, kind))
+    run = _compiled(operation, dtype, kind)
     mention(f"{operation} for JAX", dtype, perf_counter() - begin)
-    key = f"{operation} {regularizer_of(regularizer).numba_type.name} {dtype} {choices}"
+    key = f"{operation} {regularizer_of(regularizer).numba_type.name} {dtype} {KINDS[kind]}"
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little")
     with _lock:
         TASKS[len(_numbers)] = number, run.address, kernel

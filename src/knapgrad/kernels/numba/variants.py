@@ -105,6 +105,7 @@ _by_variant(source, "source")
 
 
 ITEMS, CHOICES, BOXES = range(3)
+KINDS = "items", "choices", "boxes"
 
 
 def kind_of(batch):
