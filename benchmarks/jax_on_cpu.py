@@ -31,7 +31,8 @@ from knapgrad.regularizers import REGULARIZERS
 from measuring.clocks import microseconds, ratio, set_threads, take_turns
 from measuring.origin import environment
 
-SIZES = [(8, 10), (64, 32), (32, 100)]
+#: batch, items, and capacities if there are several budgets
+SIZES: list[tuple[int, int, tuple[int, ...]]] = [(8, 10, ()), (64, 32, ()), (32, 100, ()), (32, 20, (40, 10))]
 
 
 Calls = dict[str, Callable[[], Any]]
@@ -55,10 +56,12 @@ def jitted(constraint: Any, smoothing: Any, theta: Any, z: Any, kept: bool = Fal
     return calls, seconds
 
 
-def measure(batch: int, n: int, name: str, seconds: float) -> dict[str, Any]:
+def measure(batch: int, n: int, capacities: tuple[int, ...], name: str, seconds: float) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    weights = rng.integers(3, 9, n)
-    constraint, smoothing = kg.Knapsack(weights, int(weights.sum()) // 2), REGULARIZERS[name](0.5)
+    weights, smoothing = rng.integers(3, 9, n), REGULARIZERS[name](0.5)
+    constraint: Any = kg.Knapsack(weights, int(weights.sum()) // 2)
+    if capacities:  # the second is a number of items
+        constraint = kg.MultiKnapsack([weights, np.ones(n, int)], capacities)
     theta, z = rng.normal(size=(2, batch, n)).astype(np.float32)
     with mock.patch.object(from_jax, "find", lambda *_: None):
         scan, first_of_scan = jitted(constraint, smoothing, jnp.asarray(theta), jnp.asarray(z), kept=True)
@@ -79,7 +82,7 @@ def measure(batch: int, n: int, name: str, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
     times = take_turns(contestants, seconds)
     return {
-        "batch": batch, "n": n, "regularizer": name,
+        "batch": batch, "n": n, "capacities": capacities, "regularizer": name,
         "first_call_seconds": {"JAX": first, "scan": first_of_scan},
         "largest difference of gradients from torch": float(np.abs(np.asarray(found) - through_torch().numpy()).max()),
         "microseconds": {key: microseconds(x) for key, x in times.items()},
@@ -126,10 +129,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     set_threads(1)
     rows = []
-    for batch, n in SIZES:
+    for batch, n, capacities in SIZES:
         for name in REGULARIZERS:
-            rows.append(measure(batch, n, name, options.seconds))
-            print(f"{batch} x {n}, {name}")
+            rows.append(measure(batch, n, capacities, name, options.seconds))
+            print(f"{batch} x {n}, {capacities or 'one budget'}, {name}")
             for key, x in rows[-1]["microseconds"].items():
                 print(f"  {x['median']:8.1f} us ({x['q1']:.1f} to {x['q3']:.1f})  {key}")
             for key, x in rows[-1]["ratios"].items():
