@@ -113,6 +113,13 @@ class Case:
         low, high = (np.broadcast_to(x, batch).astype(int) for x in (low, high))
         return Truth(scores, weights.astype(int), low, high, name or self.regularizer, slack, sides)
 
+    @property
+    def widest(self) -> Case:
+        """With its bounds as limits: how far a frontier goes."""
+        bounds = {"max_capacity": "capacity", "max_capacities": "capacities"}
+        limits = {limit: self.arguments[bound] for bound, limit in bounds.items() if bound in self.arguments}
+        return replace(self, arguments={**self.arguments, **limits})
+
     def _numbered(self, shape: tuple[int, ...]) -> tuple[Array, Array, tuple[Any, ...]]:
         """Weights and capacities of several budgets as numbers, with room for all items to be overdrawn."""
         weights, capacities, sides = np.zeros(shape, int), np.zeros(len(self.theta), int), []

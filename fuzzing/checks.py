@@ -102,7 +102,7 @@ def checks(case: Case) -> Iterator[Check]:
     yield from _of_paths(case, truth, check, rng, size, n, narrow)
     exactly = case.constraint._exactly
     if exactly is not None and batch:
-        row = case.truth(slack="none" if exactly else "all").frontier
+        row = case.widest.truth(slack="none" if exactly else "all").frontier
         code = "kg.frontier(theta, constraint, smoothing)"
         yield check("frontier", code, gamma.reshape(-1, *[1] * (row.ndim - 1)) * row, valued)
     if case.backend != "numpy" and case.theta.size and case.content not in ("large", "extremes"):
