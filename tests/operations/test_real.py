@@ -469,6 +469,13 @@ def test_the_state_of_a_module_has_the_units(make):
     assert isinstance(state["units"], torch.Tensor)
 
 
+def test_a_part_of_a_state_counts_in_the_units_of_the_module():
+    torch = pytest.importorskip("torch")
+    layer = kg.torch.Relax(kg.Knapsack.from_real([0.5, 1.0], 1.5), kg.Gini())
+    layer.load_state_dict({"capacity": torch.tensor(2)}, strict=False)
+    assert layer.constraint.capacity == 2 and layer.constraint.unit == 0.5
+
+
 def test_a_state_does_not_have_what_would_be_optimistic():
     pytest.importorskip("torch")
     layer, other = (kg.torch.Relax(kg.Knapsack.from_real([x, 0.2, 0.3], 0.5), kg.Gini()) for x in (0.123456789, 0.1))

@@ -135,7 +135,9 @@ class _Selection(nn.Module):
                 raise TypeError(f"{name} must be integers, got {x.dtype}")
             if x.is_meta:
                 raise ValueError(f"{name} is on the meta device, and has no values")
-        return type(constraint)(**constraint.arguments | found | _scales_from(constraint, units))
+        is_whole = len(found) == len(self._arrays)  # else it counts in the units of the module
+        scales = _scales_from(constraint, units) if is_whole else {}
+        return type(constraint)(**constraint.arguments | found | scales)
 
     def extra_repr(self) -> str:
         gamma = "learnable" if isinstance(self.gamma, nn.Parameter) else self.gamma
