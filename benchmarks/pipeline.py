@@ -34,6 +34,7 @@ WAYS = {"pipeline": (ALWAYS, ALWAYS), "one program": (NEVER, NEVER), "rule": RUL
 TOP_K = [(64, 1024, 128), (16, 4096, 512), (8, 8192, 1024), (4, 32768, 2048), (1, 131072, 2048)]
 #: batch, items, capacity
 WIDE = [(16, 500, 5000), (8, 1000, 50_000), (4, 1000, 1_000_000)]
+SECTIONS = ["small", "large", "top-k", "variants", "wide", "wide variants", "crossover"]
 BATCHES = 16, 64, 128, 256, 512, 1024
 CROSSOVER = [(batch, n, k) for n in (200, 1000) for k in (20, 50, 100, 200, 400) for batch in BATCHES if k < n]
 #: tile, items read ahead on the way there and back
@@ -210,13 +211,15 @@ def compare(
     return row
 
 
-def variants(seconds: float) -> list[dict[str, Any]]:
+def variants(seconds: float, wide: bool) -> list[dict[str, Any]]:
     """The pipeline with other tiles and groups."""
-    top_k = [("shannon", *TOP_K[1][:2], partial(kg.TopK, TOP_K[1][2]))]
-    top_k += [("tsallis", *TOP_K[3][:2], partial(kg.TopK, TOP_K[3][2]))]
-    wide = [("shannon", batch, n, partial(knapsack, n, capacity)) for batch, n, capacity in WIDE[:2]]
-    cases = [("TILE", *variant, case) for variant in VARIANTS for case in top_k]
-    cases += [("FAR_TILE", *variant, case) for variant in FAR_VARIANTS for case in wide]
+    if wide:
+        shapes = [("shannon", batch, n, partial(knapsack, n, capacity)) for batch, n, capacity in WIDE[:2]]
+        cases = [("FAR_TILE", *variant, case) for variant in FAR_VARIANTS for case in shapes]
+    else:
+        shapes = [("shannon", *TOP_K[1][:2], partial(kg.TopK, TOP_K[1][2]))]
+        shapes += [("tsallis", *TOP_K[3][:2], partial(kg.TopK, TOP_K[3][2]))]
+        cases = [("TILE", *variant, case) for variant in VARIANTS for case in shapes]
     rows, usual = [], {name: getattr(plan, name) for name in ("TILE", "FAR_TILE", "GROUPS")}
     for name, tile, there, back, (regularizer, batch, n, constraint_of) in cases:
         setattr(plan, name, tile)
@@ -238,7 +241,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", default=["small", "large", "top-k", "variants", "wide", "crossover"])
+    parser.add_argument("sections", nargs="*", default=SECTIONS)
     parser.add_argument("--output", type=Path, default=Path("pipeline.json"))
     parser.add_argument("--regularizers", nargs="*", default=list(REGULARIZERS))
     parser.add_argument("--seconds", type=float, default=0.15, help="for each number")
@@ -270,8 +273,9 @@ def main() -> None:
         save("large", check_large())
     if "top-k" in options.sections:
         table("top-k", TOP_K, lambda n, k: kg.TopK(k), options.regularizers, ways)
-    if "variants" in options.sections:
-        save("variants", variants(options.seconds))
+    for section in ("variants", "wide variants"):
+        if section in options.sections:
+            save(section, variants(options.seconds, section == "wide variants"))
     if "wide" in options.sections:
         table("wide", WIDE, knapsack, options.regularizers, ways)
     if "crossover" in options.sections:

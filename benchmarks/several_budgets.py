@@ -1,6 +1,7 @@
 """Several budgets: next to a plain loop of eager torch, to one budget of as many states, and to a model with a solver.
 
 python -m benchmarks.several_budgets --output several-budgets.json
+python -m benchmarks.several_budgets --device cuda --output several-budgets-h200.json
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from knapgrad.constraints import Constraint
 from measuring.clocks import microseconds, ratio, set_threads, take_turns
 from measuring.origin import environment
 
+GPU_SHAPES: list[tuple[int, int, tuple[int, ...]]] = [
+    (32, 20, (40, 10)), (1024, 20, (40, 10)), (64, 50, (200, 50)), (64, 20, (20, 20, 20)), (4, 100, (1000, 100)),
+]  # fmt: skip
 REGULARIZERS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
 
 
@@ -133,18 +137,56 @@ def against_a_solver(epochs: int) -> list[dict[str, Any]]:
     return found
 
 
+def on_a_gpu(seconds: float) -> list[dict[str, Any]]:
+    """Milliseconds of the kernels of each operation, in CUDA graphs, next to one budget of as many states."""
+    from benchmarks.gpu import milliseconds, replay_times
+
+    found = []
+    for batch, n, capacities in GPU_SHAPES:
+        rng = np.random.default_rng(0)
+        states = int(np.prod([c + 1 for c in capacities]))
+        weights = np.stack([rng.integers(1, max(4 * c // n, 1) + 1, n) for c in capacities])
+        single = rng.integers(1, 4 * states // n + 1, n)
+        theta = torch.tensor(rng.normal(size=(batch, n)), dtype=torch.float32, device="cuda")
+        limits = {"several": kg.MultiKnapsack(weights, list(capacities)), "one": kg.Knapsack(single, states - 1)}
+        for name, kind in REGULARIZERS.items():
+            row: dict[str, Any] = {"batch": batch, "n": n, "capacities": capacities, "regularizer": name}
+            for key, limit in limits.items():
+                for operation, call in gpu_calls(theta, limit, kind()).items():
+                    row[f"{operation}, {key}"] = milliseconds(replay_times([call], seconds))
+            found.append(row)
+            print(row, flush=True)
+    return found
+
+
+def gpu_calls(theta: Tensor, limit: Constraint, smoothing: Any) -> dict[str, Callable[[], Any]]:
+    leaf, z = theta.clone().requires_grad_(), torch.ones_like(theta)
+    y = kg.sample(theta, limit, smoothing, num_samples=16)
+    return {
+        "relax": lambda: kg.relax(theta, limit, smoothing),
+        "with VJP": lambda: torch.autograd.grad(kg.relax(leaf, limit, smoothing), leaf, z),
+        "sample 16": lambda: kg.sample(theta, limit, smoothing, num_samples=16),
+        "log_prob of 16": lambda: kg.log_prob(theta, y, limit, smoothing),
+        "solve": lambda: kg.solve(theta, limit),
+    }
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.several_budgets", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=4.0, help="per row, all contestants together (4)")
     parser.add_argument("--epochs", type=int, default=5, help="of SPO+ (5)")
     parser.add_argument("--output", type=Path, help="a JSON file (default: print only)")
     options = parser.parse_args(arguments)
     set_threads(1)
-    found = {
-        "eager torch": against_eager(options.seconds),
-        "one budget": against_one_budget(options.seconds),
-        "a solver": against_a_solver(options.epochs),
-    }
+    if options.device == "cuda":
+        found: dict[str, Any] = {"on a GPU": on_a_gpu(options.seconds)}
+    else:
+        found = {
+            "eager torch": against_eager(options.seconds),
+            "one budget": against_one_budget(options.seconds),
+            "a solver": against_a_solver(options.epochs),
+        }
     for name, rows in found.items():
         print(name)
         for row in rows:
@@ -152,6 +194,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.output:
         given = sys.argv[1:] if arguments is None else arguments
         origin = environment(given, "benchmarks.several_budgets")
+        if options.device == "cuda":
+            origin["gpu"] = torch.cuda.get_device_name()
         options.output.write_text(json.dumps({"environment": origin, **found}, indent=1) + "\n")
 
 
