@@ -37,10 +37,10 @@ WIDE = [(16, 500, 5000), (8, 1000, 50_000), (4, 1000, 1_000_000)]
 SECTIONS = ["small", "large", "top-k", "variants", "wide", "wide variants", "crossover"]
 BATCHES = 16, 64, 128, 256, 512, 1024
 CROSSOVER = [(batch, n, k) for n in (200, 1000) for k in (20, 50, 100, 200, 400) for batch in BATCHES if k < n]
-#: tile, items read ahead on the way there and back
-VARIANTS = [(32, 8, 16), (32, 8, 8), (32, 4, 8), (32, 16, 16), (64, 8, 8)]
+#: tile, items read ahead
+VARIANTS = [(32, 4), (32, 8), (32, 16), (64, 8)]
 #: the same, for picks that move further than a tile
-FAR_VARIANTS = [(32, 8, 8), (64, 8, 8), (128, 8, 8), (128, 4, 4), (256, 4, 4)]
+FAR_VARIANTS = [(32, 2), (32, 4), (64, 2), (64, 4), (128, 2), (128, 4)]
 
 
 def use(way: str) -> None:
@@ -220,11 +220,11 @@ def variants(seconds: float, wide: bool) -> list[dict[str, Any]]:
         shapes = [("shannon", *TOP_K[1][:2], partial(kg.TopK, TOP_K[1][2]))]
         shapes += [("tsallis", *TOP_K[3][:2], partial(kg.TopK, TOP_K[3][2]))]
         cases = [("TILE", *variant, case) for variant in VARIANTS for case in shapes]
-    rows, usual = [], {name: getattr(plan, name) for name in ("TILE", "FAR_TILE", "GROUPS")}
-    for name, tile, there, back, (regularizer, batch, n, constraint_of) in cases:
+    rows, usual = [], {name: getattr(plan, name) for name in ("TILE", "FAR_TILE", "GROUP", "FAR_GROUP")}
+    for name, tile, group, (regularizer, batch, n, constraint_of) in cases:
         setattr(plan, name, tile)
-        plan.GROUPS = there, back
-        row: dict[str, Any] = {name: tile, "groups": (there, back)}
+        setattr(plan, name.replace("TILE", "GROUP"), group)
+        row: dict[str, Any] = {name: tile, "group": group}
         try:
             row |= compare(batch, n, constraint_of, regularizer, seconds, ["pipeline"])
         except Exception as error:  # of a compiler: the others go on

@@ -54,7 +54,7 @@ def main() -> None:
         names.append(self.__name__)
 
     JITFunction.run = compile_only
-    plan.GROUPS = 2, 2  # loops over them are unrolled: the usual ones take ten times as long
+    plan.GROUP = plan.FAR_GROUP = 2  # loops over them are unrolled: the usual ones take ten times as long
     for turn, (name, (constraint, n)) in enumerate(CONSTRAINTS.items()):
         plan.PIPELINED = plan.PIPELINED_FAR = (1 << 20, 0, 0) if "pipeline" in name else (0, 0, 0)
         plan.tiles.cache_clear()

@@ -44,7 +44,7 @@ Tiles = Callable[..., None]
 def tiles(limits: Limits) -> Iterator[Tiles]:
     """Every instance that can be is a pipeline, of small tiles and groups where they are interpreted; and more limits
     to set."""
-    small = {} if DEVICE == "cuda" else {"TILE": 4, "FAR_TILE": 8, "GROUPS": (2, 4)}
+    small = {} if DEVICE == "cuda" else {"TILE": 4, "FAR_TILE": 8, "GROUP": 2, "FAR_GROUP": 4}
 
     def set_limits(**more: Any) -> None:
         limits(**more)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from knapgrad.kernels.triton import choices, instances, option_instances, option_paths, paths, plan, shared
 from knapgrad.kernels.triton.launch import Launch, on
-from knapgrad.kernels.triton.pipeline import Pipeline, limits_of
+from knapgrad.kernels.triton.pipeline import Limits, Pipeline, limits_of
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST, Lattice
 
 REGISTERS = 128  # per thread, for choices: more would leave fewer warps resident
@@ -161,7 +161,7 @@ def _prepared(
     size, n = batch.theta.shape
     tiles = batch.tiles(kernel.tables)
     if tiles is not None:
-        return Pipeline(batch, tiles, constants.get("SOURCE"))
+        return Pipeline(batch.theta, Limits.of(batch), regularizer, tiles, constants.get("SOURCE"))
     is_shared = not batch.options and plan.is_shared(n, batch.reach, kernel.tables * theta.itemsize)
     if n == 0 or size == 0 or is_shared:
         return None

@@ -6,7 +6,7 @@ where even one is, it is filled again piece by piece from rows that were set asi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,25 +35,59 @@ def limits_of(batch: Batch) -> tuple[Tensor, Tensor]:
     return goal.contiguous(), slack.contiguous()
 
 
+class Limits(NamedTuple):
+    """What a pipeline knows about a constraint: integers, one row for all instances or one for each."""
+
+    goals: Tensor  # (1 or batch,)
+    slacks: Tensor | None  # the same; None if all of the capacity may stay unused
+    moves: Tensor  # (1 or batch, n): weights, of which the ones that do not fit anywhere are goals + 1
+    whole: bool = False  # the way back starts from a row that is given, not from the goal
+
+    @classmethod
+    def of(cls, batch: Batch) -> Limits:
+        goals, slacks = limits_of(batch)
+        moves = torch.minimum(batch.constants["weights"], goals[:, None] + 1)
+        return cls(goals, slacks if batch.constants["SLACK"] else None, moves)
+
+    def bands(self, layout: plan.Tiles) -> Tensor:
+        """What the kernels know about live states, 32-bit integers (:mod:`knapgrad.kernels.triton.tiles`)."""
+        n, device = self.moves.shape[1], self.moves.device
+        prefix = torch.nn.functional.pad(self.moves.cumsum(1), (1, 0))
+        ends = torch.arange(0, n + layout.group, layout.group, device=device).clamp(max=n)  # of groups
+        at, goal = prefix[:, ends], self.goals[:, None].long()
+        tops = torch.minimum(at if self.slacks is None else at + self.slacks[:, None].clamp(min=0), goal)
+        lows = (goal - (prefix[:, -1:] - at)).clamp(min=0)
+        tops, lows = torch.broadcast_tensors(tops, torch.zeros_like(lows) if self.whole else lows)
+        starts = layout.tile * torch.arange(layout.tiles, device=device).expand(len(tops), -1).contiguous()
+        begin = torch.searchsorted(tops[:, 1:].contiguous(), starts)
+        end = torch.searchsorted(lows[:, :-1].contiguous(), starts + layout.tile - 1, right=True)
+        return torch.cat([tops, lows, begin, end], 1).int()
+
+
 class Pipeline:
     """Sweeps over flat batches of one shape.
 
     Args:
-        batch: its constants are kept, its theta is not.
+        theta: a batch of that shape and type; it is not kept.
+        limits: of the constraint.
+        regularizer: its name.
         layout: of the tiles.
         source: what a tangent sweep follows, or None.
     """
 
-    def __init__(self, batch: Batch, layout: plan.Tiles, source: str | None) -> None:
+    def __init__(self, theta: Tensor, limits: Limits, regularizer: str, layout: plan.Tiles, source: str | None) -> None:
         self.layout = layout
-        self.shape, self.dtype = batch.theta.shape, batch.theta.dtype
-        goals, slacks = limits_of(batch)
-        moves = torch.minimum(batch.constants["weights"], goals[:, None] + 1)  # what is too heavy does not fit anywhere
-        self.goals, self.slacks, self.moves = goals.int(), slacks.int(), moves.int()
+        self.shape, self.dtype = theta.shape, theta.dtype
+        self.bands = limits.bands(layout)
+        slacks = limits.goals if limits.slacks is None else limits.slacks
+        self.goals, self.slacks = (x.expand(len(self.bands)).int().contiguous() for x in (limits.goals, slacks))
+        self.moves = limits.moves.int()
         self.count = 1 if source is None else 2  # of tables
-        self.options = {"tiles": layout.tiles, "n": self.shape[1], "TILE": layout.tile, "num_warps": 1}
-        self.options |= {"HALO": layout.halo, "SOURCE": choices.source(source), "SLACK": batch.constants["SLACK"]}
-        self.options |= choices.functions(batch.regularizer)
+        self.options = {
+            "tiles": layout.tiles, "n": self.shape[1], "TILE": layout.tile, "HALO": layout.halo, "GROUP": layout.group,
+            "SOURCE": choices.source(source), "SLACK": limits.slacks is not None, "WHOLE": limits.whole,
+            "num_warps": 1, **choices.functions(regularizer),
+        }  # fmt: skip
         self.launches: dict[tuple[Any, ...], tuple[Launch, list[str]]] = {}  # and what changes from call to call
 
     def sweep(self, theta: Tensor, z: Tensor, strength: dict[str, Any], relaxed: bool, keep: bool) -> dict[str, Tensor]:
@@ -104,8 +138,9 @@ class Part:
         goals, slacks, moves = pipeline.goals, pipeline.slacks, pipeline.moves
         limits_step, moves_step = int(len(goals) > 1), self.n if len(moves) > 1 else 0
         self.given: dict[str, Any] = {
-            "theta": theta, "z": z, "moves": moves, "goals": goals, "slacks": slacks, "moves_step": moves_step,
-            "limits_step": limits_step, "scale": 1.0, "gamma": theta, "gamma_step": 0, **found, **strength,
+            "theta": theta, "z": z, "moves": moves, "goals": goals, "slacks": slacks, "bands": pipeline.bands,
+            "moves_step": moves_step, "limits_step": limits_step, "scale": 1.0, "gamma": theta, "gamma_step": 0,
+            **found, **strength,
         }  # fmt: skip
         self.gammas = "gamma" in strength
         if self.gammas:
@@ -115,6 +150,7 @@ class Part:
                 "moves": moves_step,
                 "goals": limits_step,
                 "slacks": limits_step,
+                "bands": limits_step,
                 "gamma": self.given["gamma_step"],
             }
             for name in ("theta", "z", *found, *(name for name, step in steps.items() if step)):
@@ -151,16 +187,13 @@ class Part:
         if self.pipeline.count > 1:
             given |= {"T_start": self.T_rows[k], "T_end": self.T_rows[k + 1]}
         self.pipeline.launch(
-            tiles.fill_tiles_kernel, self.size * self.layout.tiles, given, STORED=stored, GAMMAS=self.gammas,
-            GROUP=plan.GROUPS[0],
-        )  # fmt: skip
+            tiles.fill_tiles_kernel, self.size * self.layout.tiles, given, STORED=stored, GAMMAS=self.gammas
+        )
 
     def collect(self, k: int, edges: dict[str, Tensor]) -> None:
         count = self.count(k)
         given = self.given | edges | {"first": self.starts[k], "count": count, "rows": self.size * count}
-        self.pipeline.launch(
-            tiles.collect_tiles_kernel, self.size * self.layout.tiles, given, GROUP=plan.GROUPS[1]
-        )  # fmt: skip
+        self.pipeline.launch(tiles.collect_tiles_kernel, self.size * self.layout.tiles, given)
         rows, columns = _SUMMED
         self.pipeline.launch(
             tiles.add_tiles_kernel, -(-given["rows"] // rows), given, ROWS=rows, BLOCK=columns, num_warps=4
@@ -170,15 +203,16 @@ class Part:
         return min(self.length, self.n - self.starts[k])
 
     def edges(self, k: int, ways: int) -> list[dict[str, Tensor]]:
-        """For the way there, and back: where nothing was sent yet, and the turn before the first. The second edges of
-        a way are for a tangent alone."""
-        theta, is_tangent = self.given["theta"], self.pipeline.count > 1
-        cells = self.size * (self.count(k) + max(plan.GROUPS)) * self.layout.tiles * self.layout.halo  # of whole groups
-        integer = _INTEGERS[theta.dtype]
-        lengths: list[tuple[str, torch.dtype, int]] = []
-        for first, second, dtype in (("V_edges", "T_edges", torch.int64), ("E_edges", "D_edges", integer))[:ways]:
-            lengths += [("turn", torch.int32, 1), (first, dtype, cells), (second, integer, cells if is_tangent else 1)]
-        words = [-(-length * dtype.itemsize // 16) * 4 for _, dtype, length in lengths]
-        memory = torch.full((sum(words),), -1, dtype=torch.int32, device=theta.device)
-        parts = [(name, x.view(dtype)) for (name, dtype, _), x in zip(lengths, memory.split(words))]
-        return [dict(parts[way : way + 3]) for way in range(0, len(parts), 3)]
+        """For the way there, and back: where nothing was sent yet, and the turn before the first. Every second one is
+        for a tangent alone."""
+        theta, layout = self.given["theta"], self.layout
+        integer, of_tangent = _INTEGERS[theta.dtype], int(self.pipeline.count > 1)
+        rows = -(-self.count(k) // layout.group) * layout.group
+        cells, folds = self.size * rows * layout.tiles * layout.halo, self.size * layout.tiles
+        there = [("turn", torch.int32, 1), ("V_edges", torch.int64, cells), ("T_edges", integer, cells * of_tangent)]
+        back = [("turn", torch.int32, 1), ("E_edges", integer, cells), ("D_edges", integer, cells * of_tangent)]
+        back += [("E_folds", integer, folds), ("D_folds", integer, folds * of_tangent)]
+        lengths = [there, back][:ways]
+        words = [-(-length * dtype.itemsize // 16) * 4 for way in lengths for _, dtype, length in way]
+        memory = iter(torch.full((sum(words),), -1, dtype=torch.int32, device=theta.device).split(words))
+        return [{name: next(memory).view(dtype) for name, dtype, _ in way} for way in lengths]

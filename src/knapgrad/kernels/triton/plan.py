@@ -11,7 +11,7 @@ SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs
 UNROLLED = 16  # options of a choice, above which kernels loop over them
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 TILE, FAR_TILE = 32, 64  # capacities of a program in a pipeline; of picks that move further than the first
-GROUPS = 8, 8  # items that it reads ahead, there and back: 16 are 10% faster, and take half a minute to compile
+GROUP, FAR_GROUP = 8, 4  # items that it reads ahead: 16 are 10% faster, and take half a minute to compile
 PIPELINED = 1, 5, 1024  # instances per multiprocessor, up to which a pipeline pays; tiles, and items, from which on
 PIPELINED_FAR = 0, 0, 0  # the same for picks that move further than a tile: not measured yet, so never
 
@@ -54,8 +54,9 @@ class Tiles(NamedTuple):
     tile: int
     tiles: int
     halo: int  # cells of a tile that picks may bring to others
+    group: int  # items that are read ahead
     instances: int  # at a time
-    items: int  # at a time
+    items: int  # at a time: all, or whole groups
 
     @property
     def width(self) -> int:
@@ -69,7 +70,8 @@ def tiles(
 ) -> Tiles | None:
     """A pipeline, where it is faster."""
     is_far = heaviest > TILE
-    tile, (most, least, items) = (FAR_TILE, PIPELINED_FAR) if is_far else (TILE, PIPELINED)
+    tile, group, rule = (FAR_TILE, FAR_GROUP, PIPELINED_FAR) if is_far else (TILE, GROUP, PIPELINED)
+    most, least, items = rule
     count = -(-(reach + 1) // tile)
     if batch > most * multiprocessors or count < least or n < items:
         return None
@@ -77,7 +79,8 @@ def tiles(
     edges = count * halo * (8 + (2 * tables - 1) * itemsize)
     per_item = tables * count * tile * itemsize + edges
     instances = min(max(ITEM_SCRATCH // (per_item * n), 1), batch)
-    return Tiles(tile, count, halo, instances, min(max(ITEM_SCRATCH // (per_item * instances), 1), n))
+    groups = max(ITEM_SCRATCH // (per_item * instances * group), 1)
+    return Tiles(tile, count, halo, group, instances, min(groups * group, n))
 
 
 def is_shared(n: int, reach: int, size: int) -> bool:

@@ -7,6 +7,11 @@ cells are sent: as far as a pick moves, or all.
 
 It waits only for tiles that were taken before its own: programs take them in the order in which they start. So the
 first that is not finished can always go on, however few programs are resident.
+
+Items go in groups, and a tile takes part in those in which it has live states (:func:`steps.band_of`), which
+``bands`` tells: of each instance the highest live state before each group and after the last, the lowest one, then
+the first group of each tile, and the first one without it. A tile that comes in is as the row below it, which is
+constant above all sums of weights, or infeasible; on the way back it leaves its mass to the highest state below it.
 """
 
 import triton
@@ -16,11 +21,11 @@ from knapgrad.kernels.triton.registers import total_of
 from knapgrad.kernels.triton.steps import (
     FEASIBLE,
     INFEASIBLE,
-    LARGEST,
     decide,
     follow,
     scale_of,
     score_of,
+    taint_of,
 )  # fmt: skip
 
 ABSENT = tl.constexpr(-1)  # all bits: a NaN that arithmetic may give too, so another one is sent instead of it
@@ -50,11 +55,51 @@ def receive(edges, stride, weights, way: tl.constexpr, room, GROUP: tl.constexpr
 
 
 @triton.jit
+def receive_one(edge):
+    """The bits of a cell, as soon as they are there."""
+    bits = tl.load(edge, volatile=True)
+    while bits == ABSENT:
+        bits = tl.load(edge, volatile=True)
+    return bits
+
+
+@triton.jit
 def some_absent(found, GROUP: tl.constexpr):
     absent = found[0] == ABSENT
     for j in tl.static_range(1, GROUP):
         absent = absent | (found[j] == ABSENT)
     return tl.max(absent.to(tl.int32), 0) > 0
+
+
+@triton.jit
+def groups_of(count, GROUP: tl.constexpr):
+    return (count + GROUP - 1) // GROUP
+
+
+@triton.jit
+def span_of(bands, t, tiles, n, first, count, GROUP: tl.constexpr):
+    """The first group of a tile, the first after its last, and from where to where it takes part in these items."""
+    span = bands + 2 * (groups_of(n, GROUP) + 1) + t
+    begin, end = tl.load(span), tl.load(span + tiles)
+    return begin, end, tl.maximum(begin, first // GROUP), tl.minimum(end, groups_of(first + count, GROUP))
+
+
+@triton.jit
+def bands_at(bands, b, limits_step, n, tiles, GROUP: tl.constexpr):
+    """Of an instance."""
+    return bands + b * limits_step * 2 * (groups_of(n, GROUP) + 1 + tiles)
+
+
+@triton.jit
+def floor_of(bands, g, n, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """Where the lowest tile begins that takes part in a group."""
+    return tl.load(bands + groups_of(n, GROUP) + 1 + g) // TILE * TILE
+
+
+@triton.jit
+def ceiling_of(bands, g, TILE: tl.constexpr):
+    """Where the highest tile ends that takes part in a group."""
+    return (tl.load(bands + g + 1) // TILE + 1) * TILE
 
 
 @triton.jit
@@ -77,18 +122,9 @@ def numbers_from(x, start, step: tl.constexpr, count, GROUP: tl.constexpr):
     return found
 
 
-@triton.jit
-def bad_scores(theta, scale, start, count, GROUP: tl.constexpr):
-    """Which of a group make their instance NaN, as in taint_of."""
-    i = start + tl.arange(0, GROUP)
-    given = tl.load(theta + i, i < count, 0.0).to(tl.float64)
-    is_good = (given == float("-inf")) | (tl.abs(given * scale) <= LARGEST)
-    return tl.where(is_good, 0, 1)
-
-
 @triton.jit(do_not_specialize=NUMBERS)
 def fill_tiles_kernel(
-    theta, z, moves, goals, slacks, gamma,
+    theta, z, moves, goals, slacks, bands, gamma,
     scale: tl.float64, n, first, count, tiles, moves_step, limits_step, gamma_step,
     turn, V_edges, T_edges, V_start, T_start, V_end, T_end, tables, value, tangent,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
@@ -99,51 +135,70 @@ def fill_tiles_kernel(
     number = tl.atomic_add(turn, 1) + 1
     t, width, stride = number % tiles, tiles * TILE, tiles * HALO
     b = (number // tiles).to(tl.int64)
+    bands = bands_at(bands, b, limits_step, n, tiles, GROUP)
+    begin, _, from_group, to_group = span_of(bands, t, tiles, n, first, count, GROUP)
+    if from_group >= to_group:
+        return
     lane = tl.arange(0, TILE)
     c = t * TILE + lane
     dtype: tl.constexpr = theta.dtype.element_ty
     strength = scale_of(gamma, scale, b, gamma_step, GAMMAS)
     goal = tl.load(goals + b * limits_step)
-    theta += b * n + first
+    is_last = first + count == n
+    theta += b * n
+    taint = 0.0 * strength
+    if is_last & (goal // TILE == t):
+        taint = taint_of(theta, n, strength, 256)
+    start = from_group * GROUP - first
+    theta += first
     z += b * n + first
     moves += b * moves_step + first
     row = b * width + c
-    Q = tables + b * count * width * (1 if SOURCE is None else 2) + c
+    Q = tables + (b * count * (1 if SOURCE is None else 2) + start) * width + c
     R = Q + tl.cast(count, tl.int64) * width
-    edge = b * groups_of(count, GROUP) * GROUP * stride + t * HALO
+    edge = (b * groups_of(count, GROUP) * GROUP + start) * stride + t * HALO
     V_in, V_out = V_edges + edge, V_edges + edge + lane - (TILE - HALO)
     T_in, T_out = T_edges + edge, T_edges + edge + lane - (TILE - HALO)
     sends = (lane >= TILE - HALO) & (t + 1 < tiles)
-    if first == 0:
-        V = tl.zeros([TILE], tl.float64)
+    V, T = tl.zeros([TILE], tl.float64), tl.zeros([TILE], dtype)
+    if begin * GROUP < first:
+        V = tl.load(V_start + row)
+        if SOURCE is not None:
+            T = tl.load(T_start + row)
+    else:
         if SLACK:
             V = tl.where(c <= tl.load(slacks + b * limits_step), V, INFEASIBLE)
-        T = tl.zeros([TILE], dtype)
-    else:
-        V = tl.load(V_start + row)
-        T = tl.load(T_start + row) if SOURCE is not None else tl.zeros([TILE], dtype)
-    bad = tl.zeros([GROUP], tl.int32)
+        else:
+            if begin > 0:
+                below = tl.load(bands + begin) - t * TILE
+                if HALO < TILE:
+                    below = tl.maximum(below, -HALO)  # only these are sent, and they are equal
+                V += receive_one(V_in + below).to(tl.float64, bitcast=True)
+                if SOURCE is not None:
+                    T += receive_one(T_in + below).to(dtype, bitcast=True)
 
-    scores, weights = scores_from(theta, strength, 0, count, GROUP), numbers_from(moves, 0, 1, count, GROUP)
-    V_found = receive(V_in, stride, weights, -1, t * TILE, GROUP, TILE)
+    scores, weights = scores_from(theta, strength, start, count, GROUP), numbers_from(moves, start, 1, count, GROUP)
+    room = t * TILE - floor_of(bands, from_group, n, GROUP, TILE)
+    V_found = receive(V_in, stride, weights, -1, room, GROUP, TILE)
     if SOURCE is not None:
-        directions = numbers_from(z, 0, 1, count, GROUP)
-        T_found = receive(T_in, stride, weights, -1, t * TILE, GROUP, TILE)
-    for start in range(0, count, GROUP):
+        directions = numbers_from(z, start, 1, count, GROUP)
+        T_found = receive(T_in, stride, weights, -1, room, GROUP, TILE)
+    for g in range(from_group, to_group):
+        start = g * GROUP - first
         later = start + GROUP
         next_scores = scores_from(theta, strength, later, count, GROUP)
         next_weights = numbers_from(moves, later, 1, count, GROUP)
+        next_room = t * TILE - floor_of(bands, g + 1, n, GROUP, TILE)
         while some_absent(V_found, GROUP):
-            V_found = receive(V_in, stride, weights, -1, t * TILE, GROUP, TILE)
+            V_found = receive(V_in, stride, weights, -1, room, GROUP, TILE)
         V_in += GROUP * stride
-        V_next = receive(V_in, stride, next_weights, -1, t * TILE, GROUP, TILE)
+        V_next = receive(V_in, stride, next_weights, -1, next_room, GROUP, TILE)
         if SOURCE is not None:
             next_directions = numbers_from(z, later, 1, count, GROUP)
             while some_absent(T_found, GROUP):
-                T_found = receive(T_in, stride, weights, -1, t * TILE, GROUP, TILE)
+                T_found = receive(T_in, stride, weights, -1, room, GROUP, TILE)
             T_in += GROUP * stride
-            T_next = receive(T_in, stride, next_weights, -1, t * TILE, GROUP, TILE)
-        bad = bad | bad_scores(theta, strength, start, count, GROUP)
+            T_next = receive(T_in, stride, next_weights, -1, next_room, GROUP, TILE)
         for j in tl.static_range(GROUP):
             at = lane - weights[j]
             fits, below = c >= weights[j], tl.maximum(at, 0)
@@ -163,16 +218,15 @@ def fill_tiles_kernel(
             R += width
             V_out += stride
             T_out += stride
-        scores, weights, V_found = next_scores, next_weights, V_next
+        scores, weights, room, V_found = next_scores, next_weights, next_room, V_next
         if SOURCE is not None:
             directions, T_found = next_directions, T_next
 
-    V = tl.where(tl.max(bad, 0) > 0, float("nan"), V)
     tl.store(V_end + row, V)
     if SOURCE is not None:
         tl.store(T_end + row, T)
-    if first + count == n:
-        V = tl.where(V < FEASIBLE, float("nan"), V) + 0.0 * strength
+    if is_last:
+        V = tl.where(V < FEASIBLE, float("nan"), V) + taint
         at_goal = c == goal
         tl.store(value + b + 0 * lane, V, mask=at_goal)
         if SOURCE is not None:
@@ -183,73 +237,91 @@ def fill_tiles_kernel(
 
 
 @triton.jit
-def groups_of(count, GROUP: tl.constexpr):
-    return (count + GROUP - 1) // GROUP
-
-
-@triton.jit
-def rows_before(table, width, start, count, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """A group of rows, backwards from the one to which a pointer points; 0 before the first."""
+def rows_before(table, width, last, count, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """A group of rows, backwards from number ``last``, to which a pointer points; 0 where there is none."""
     lane = tl.arange(0, TILE)
     found = ()
     for j in tl.static_range(GROUP):
-        there = (lane >= 0) & (start + j < count)
+        there = (lane >= 0) & (last >= j) & (last - j < count)
         found = found + (tl.load(table + (lane - j * width), there, 0.0, eviction_policy="evict_first"),)  # type: ignore[assignment]
     return found
 
 
+@triton.jit
+def masses_of(folds, lowest, highest, dtype: tl.constexpr, TILE: tl.constexpr):
+    """What those tiles have left, as soon as it is there."""
+    total = tl.zeros([TILE], dtype)
+    for start in range(lowest, highest + 1, TILE):
+        t = start + tl.arange(0, TILE)
+        bits = tl.load(folds + t, t <= highest, 0, volatile=True)
+        while tl.max((bits == ABSENT).to(tl.int32), 0) > 0:
+            bits = tl.load(folds + t, t <= highest, 0, volatile=True)
+        total += bits.to(dtype, bitcast=True)
+    return tl.sum(total)
+
+
 @triton.jit(do_not_specialize=NUMBERS)
 def collect_tiles_kernel(
-    theta, moves, goals, n, first, count, tiles, moves_step, limits_step,
-    turn, E_edges, D_edges, E_row, D_row, tables, terms,
-    SOURCE: tl.constexpr, HALO: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
+    theta, moves, goals, bands, n, first, count, tiles, moves_step, limits_step,
+    turn, E_edges, D_edges, E_folds, D_folds, E_row, D_row, tables, terms,
+    SOURCE: tl.constexpr, WHOLE: tl.constexpr, HALO: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """From the last of those items to the first, and from the last tile to the first; E and D are read and left in
-    memory. What adds up to [y] or [Hz] is left in ``terms``, which may be the tables."""
+    memory. WHOLE: they are read at the end of all items too. What adds up to [y] or [Hz] is left in ``terms``, which
+    may be the tables."""
     number = tl.atomic_add(turn, 1) + 1
     t, width, stride = tiles - 1 - number % tiles, tiles * TILE, tiles * HALO
     b = (number // tiles).to(tl.int64)
+    bands = bands_at(bands, b, limits_step, n, tiles, GROUP)
+    begin, end, from_group, to_group = span_of(bands, t, tiles, n, first, count, GROUP)
+    if from_group >= to_group:
+        return
     lane = tl.arange(0, TILE)
     c = t * TILE + lane
     dtype: tl.constexpr = theta.dtype.element_ty
     moves += b * moves_step + first
     row = b * width + c
-    last = tl.cast(count - 1, tl.int64) * width + t * TILE
-    Q = tables + b * count * width * (1 if SOURCE is None else 2) + last
+    last = to_group * GROUP - first - 1
+    place = (b * count * (1 if SOURCE is None else 2) + last) * width + t * TILE
+    Q = tables + place
     R = Q + tl.cast(count, tl.int64) * width
-    terms += b * count * width * (1 if SOURCE is None else 2) + last + lane
-    edge = b * groups_of(count, GROUP) * GROUP * stride + t * HALO
+    terms += place + lane
+    edge = (b * groups_of(count, GROUP) * GROUP + last) * stride + t * HALO
     E_in, E_out = E_edges + edge + (HALO - TILE), E_edges + edge + lane
     D_in, D_out = D_edges + edge + (HALO - TILE), D_edges + edge + lane
-    room, sends = (tiles - 1 - t) * TILE, (lane < HALO) & (t > 0)
+    sends = (lane < HALO) & (t > 0)
     E, D = (c == tl.load(goals + b * limits_step)).to(dtype), tl.zeros([TILE], dtype)
-    if first + count < n:
-        E = tl.load(E_row + row)
+    if WHOLE or first + count < n:
+        is_given = (lane >= 0) & (WHOLE or end > to_group)
+        E = tl.load(E_row + row, is_given, 0.0)
         if SOURCE is not None:
-            D = tl.load(D_row + row)
+            D = tl.load(D_row + row, is_given, 0.0)
 
-    weights = numbers_from(moves, count - 1, -1, count, GROUP)
-    qs = rows_before(Q, width, 0, count, GROUP, TILE)
-    E_found = receive(E_in, stride, weights, 1, room, GROUP, TILE)
+    weights = numbers_from(moves, last, -1, count, GROUP)
+    qs = rows_before(Q, width, last, count, GROUP, TILE)
+    room = ceiling_of(bands, to_group - 1, TILE) - (t + 1) * TILE
+    E_found = receive(E_in, -stride, weights, 1, room, GROUP, TILE)
     if SOURCE is not None:
-        rs = rows_before(R, width, 0, count, GROUP, TILE)
-        D_found = receive(D_in, stride, weights, 1, room, GROUP, TILE)
-    for start in range(0, count, GROUP):
-        later = start + GROUP
-        next_weights = numbers_from(moves, count - 1 - later, -1, count, GROUP)
+        rs = rows_before(R, width, last, count, GROUP, TILE)
+        D_found = receive(D_in, -stride, weights, 1, room, GROUP, TILE)
+    for k in range(to_group - from_group):
+        g = to_group - 1 - k
+        last = (g + 1) * GROUP - first - 1
+        next_weights = numbers_from(moves, last - GROUP, -1, count, GROUP)
+        next_room = ceiling_of(bands, g - 1, TILE) - (t + 1) * TILE
         Q -= tl.cast(GROUP * width, tl.int64)
-        next_qs = rows_before(Q, width, later, count, GROUP, TILE)
+        next_qs = rows_before(Q, width, last - GROUP, count, GROUP, TILE)
         while some_absent(E_found, GROUP):
-            E_found = receive(E_in, stride, weights, 1, room, GROUP, TILE)
-        E_in += GROUP * stride
-        E_next = receive(E_in, stride, next_weights, 1, room, GROUP, TILE)
+            E_found = receive(E_in, -stride, weights, 1, room, GROUP, TILE)
+        E_in -= GROUP * stride
+        E_next = receive(E_in, -stride, next_weights, 1, next_room, GROUP, TILE)
         if SOURCE is not None:
             R -= tl.cast(GROUP * width, tl.int64)
-            next_rs = rows_before(R, width, later, count, GROUP, TILE)
+            next_rs = rows_before(R, width, last - GROUP, count, GROUP, TILE)
             while some_absent(D_found, GROUP):
-                D_found = receive(D_in, stride, weights, 1, room, GROUP, TILE)
-            D_in += GROUP * stride
-            D_next = receive(D_in, stride, next_weights, 1, room, GROUP, TILE)
+                D_found = receive(D_in, -stride, weights, 1, room, GROUP, TILE)
+            D_in -= GROUP * stride
+            D_next = receive(D_in, -stride, next_weights, 1, next_room, GROUP, TILE)
         for j in tl.static_range(GROUP):
             at = lane + weights[j]
             beyond, up = at >= TILE, tl.minimum(at, TILE - 1)
@@ -261,31 +333,47 @@ def collect_tiles_kernel(
                 send(D_out, change, sends)
                 arrives = tl.where(beyond, D_found[j].to(dtype, bitcast=True), tl.gather(change, up, 0))
                 D = D - change + arrives  # [E']
-            tl.store(terms, change, mask=(lane >= 0) & (start + j < count), cache_modifier=".cs")
+            tl.store(terms, change, mask=(lane >= 0) & (last - j < count), cache_modifier=".cs")
             arrives = tl.where(beyond, E_found[j].to(dtype, bitcast=True), tl.gather(picked, up, 0))
             E = E - picked + arrives  # [E]
             terms -= width
-            E_out += stride
-            D_out += stride
-        weights, qs, E_found = next_weights, next_qs, E_next
+            E_out -= stride
+            D_out -= stride
+        top, highest = tl.load(bands + g), tl.load(bands + g + 1) // TILE
+        if (g > 0) & (top // TILE == t) & (highest > t):
+            E += tl.where(c == top, masses_of(E_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
+            if SOURCE is not None:
+                D += tl.where(c == top, masses_of(D_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
+        weights, room, qs, E_found = next_weights, next_room, next_qs, E_next
         if SOURCE is not None:
             rs, D_found = next_rs, D_next
-    tl.store(E_row + row, E)
-    if SOURCE is not None:
-        tl.store(D_row + row, D)
+    if begin * GROUP < first:
+        tl.store(E_row + row, E)
+        if SOURCE is not None:
+            tl.store(D_row + row, D)
+    else:
+        send(E_folds + b * tiles + t + 0 * lane, tl.sum(E) + 0.0 * E, lane == 0)
+        if SOURCE is not None:
+            send(D_folds + b * tiles + t + 0 * lane, tl.sum(D) + 0.0 * D, lane == 0)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def add_tiles_kernel(
-    theta, terms, y, n, first, count, tiles, rows,
-    SOURCE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    theta, bands, terms, y, n, first, count, tiles, limits_step, rows,
+    SOURCE: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """[y] or [Hz] of those items: sums over whole rows, ``rows`` in all."""
+    """[y] or [Hz] of those items: sums over the tiles of rows that take part, ``rows`` in all."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    is_row = row < rows
+    row = tl.minimum(row, rows - 1)
     b, i, width = row // count, row % count, tiles * TILE
+    bands = bands_at(bands, b, limits_step, n, tiles, GROUP)
+    g = ((first + i) // GROUP).to(tl.int32)
+    floor, ceiling = floor_of(bands, g, n, GROUP, TILE), ceiling_of(bands, g, TILE)
     sums = tl.zeros([ROWS, BLOCK], theta.dtype.element_ty)
     begin = terms + (b * (1 if SOURCE is None else 2) * count + i) * width
-    for start in range(0, width, BLOCK):
+    for start in range(tl.min(floor, 0), tl.max(ceiling, 0), BLOCK):
         c = start + tl.arange(0, BLOCK)
-        sums += tl.load(begin[:, None] + c[None, :], (row < rows)[:, None] & (c < width)[None, :], 0.0)
-    tl.store(y + b * n + first + i, total_of(sums, 1, SOURCE), mask=row < rows)
+        inside = (c[None, :] >= floor[:, None]) & (c[None, :] < ceiling[:, None])
+        sums += tl.load(begin[:, None] + c[None, :], is_row[:, None] & inside, 0.0)
+    tl.store(y + b * n + first + i, total_of(sums, 1, SOURCE), mask=is_row)
