@@ -27,14 +27,21 @@ from knapgrad.kernels.triton import pipeline, plan
 from knapgrad.regularizers import REGULARIZERS
 
 GAMMA = 0.3
-RULES = plan.PIPELINED, plan.PIPELINED_FAR
 ALWAYS, NEVER = (1 << 30, 0, 0), (0, 0, 0)
-WAYS = {"pipeline": (ALWAYS, ALWAYS), "one program": (NEVER, NEVER), "rule": RULES}
+RULES = plan.PIPELINED, plan.PIPELINED_FAR, plan.SEGMENTED
+WAYS = {
+    "pipeline": (ALWAYS, ALWAYS, (0, 1)),
+    "segments": (ALWAYS, ALWAYS, plan.SEGMENTED),
+    "one program": (NEVER, NEVER, (0, 1)),
+    "rule": RULES,
+}
 #: batch, items, k
 TOP_K = [(64, 1024, 128), (16, 4096, 512), (8, 8192, 1024), (4, 32768, 2048), (1, 131072, 2048)]
 #: batch, items, capacity
 WIDE = [(16, 500, 5000), (8, 1000, 50_000), (4, 1000, 1_000_000)]
-SECTIONS = ["small", "large", "top-k", "variants", "wide", "wide variants", "crossover"]
+SECTIONS = ["small", "large", "top-k", "segments", "variants", "wide", "wide variants", "crossover"]
+#: tiles per multiprocessor, up to which items are cut into segments, and their least length
+SEGMENTS = [(4, 1024), (8, 1024), (16, 1024), (32, 1024)]
 BATCHES = 16, 64, 128, 256, 512, 1024
 CROSSOVER = [(batch, n, k) for n in (200, 1000) for k in (20, 50, 100, 200, 400) for batch in BATCHES if k < n]
 #: tile, items read ahead
@@ -45,8 +52,9 @@ FAR_VARIANTS = [(32, 2), (32, 4), (64, 2), (64, 4), (128, 2), (128, 4)]
 
 def use(way: str) -> None:
     """From now on; constraints remember their launches, so they are made anew."""
-    plan.PIPELINED, plan.PIPELINED_FAR = WAYS[way]
+    plan.PIPELINED, plan.PIPELINED_FAR, plan.SEGMENTED = WAYS[way]
     plan.tiles.cache_clear()
+    plan.segments.cache_clear()
 
 
 def knapsack(n: int, capacity: int) -> kg.Knapsack:
@@ -172,7 +180,7 @@ def check_small() -> list[dict[str, Any]]:
 
 def check_large() -> list[dict[str, Any]]:
     """Against the CPU in float64."""
-    use("pipeline")
+    use("rule")
     rows = []
     theta = scores(1, 32768)
     for regularizer, kind in REGULARIZERS.items():
@@ -201,14 +209,33 @@ def compare(
             call()  # compiles, and settles the way: it is kept with the constraint
         torch.cuda.synchronize()
         row[f"{way}, peak MB"] = round(torch.cuda.max_memory_allocated() / 1e6)
-    if len(ways) > 1:
-        row["difference"] = float((made[ways[0]]["both"]() - made[ways[1]]["both"]()).abs().max())
+    for way in ways[1:]:
+        row[f"difference, {way}"] = float((made[ways[0]]["both"]() - made[way]["both"]()).abs().max())
     for task in ("forward", "both"):
         times = events({way: calls[task] for way, calls in made.items()}, seconds)
         row |= {f"{way}, {task}": quartiles(x) for way, x in times.items()}
-        if "pipeline" in made:
-            row[f"launches, {task}"] = launches(made["pipeline"][task])
+        for way in made:
+            if way != "one program":
+                row[f"launches, {way}, {task}"] = launches(made[way][task])
     return row
+
+
+def segments(seconds: float) -> list[dict[str, Any]]:
+    """More and fewer segments, next to the pipeline without."""
+    rows, usual = [], WAYS["segments"]
+    for batch, n, k in TOP_K:
+        for place, rule in enumerate(SEGMENTS):
+            WAYS["segments"] = (*usual[:2], rule)
+            use("segments")
+            found = plan.segments(batch, n, k, 1, 1, 4, torch.cuda.get_device_properties(0).multi_processor_count)
+            if found is None or any(row["segments"] == found[0] and row["size"] == (batch, n, k) for row in rows):
+                continue
+            ways = ["segments", "pipeline"][: 1 if place else 2]
+            row = {"size": (batch, n, k), "segments": found[0], "rule": rule}
+            rows.append(row | compare(batch, n, partial(kg.TopK, k), "shannon", seconds, ways))
+            show(rows[-1])
+    WAYS["segments"] = usual
+    return rows
 
 
 def variants(seconds: float, wide: bool) -> list[dict[str, Any]]:
@@ -273,6 +300,8 @@ def main() -> None:
         save("large", check_large())
     if "top-k" in options.sections:
         table("top-k", TOP_K, lambda n, k: kg.TopK(k), options.regularizers, ways)
+    if "segments" in options.sections:
+        save("segments", segments(options.seconds))
     for section in ("variants", "wide variants"):
         if section in options.sections:
             save(section, variants(options.seconds, section == "wide variants"))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from knapgrad.kernels.triton import choices, instances, option_instances, option_paths, paths, plan, shared
 from knapgrad.kernels.triton.launch import Launch, on
-from knapgrad.kernels.triton.pipeline import Limits, Pipeline, limits_of
+from knapgrad.kernels.triton.pipeline import Limits, Pipeline, Segmented, limits_of
 from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST, Lattice
 
 REGISTERS = 128  # per thread, for choices: more would leave fewer warps resident
@@ -45,13 +45,17 @@ class Batch(NamedTuple):
         """Of a launch."""
         return {**layout.options, "maxnreg": REGISTERS} if self.options else layout.options
 
-    def tiles(self, tables: int) -> plan.Tiles | None:
-        """Of a pipeline, where one is used."""
-        theta = self.theta
+    def pipeline(self, kernel: Kernel) -> Pipeline | Segmented | None:
+        """Where one is used."""
+        theta, source = self.theta, kernel.constants.get("SOURCE")
         if self.options or not theta.numel():
             return None
-        sizes = *theta.shape, self.reach, self.heaviest
-        return plan.tiles(*sizes, tables, theta.itemsize, multiprocessors(theta.device))
+        sizes = *theta.shape, self.reach, self.heaviest, kernel.tables, theta.itemsize, multiprocessors(theta.device)
+        is_joined = self.regularizer == "shannon" and kernel.is_sweep and source != "entropy"
+        if is_joined and not kernel.constants["KEEP"] and (segments := plan.segments(*sizes)) is not None:
+            return Segmented(self, *segments, source)
+        tiles = plan.tiles(*sizes)
+        return None if tiles is None else Pipeline(theta, Limits.of(self), self.regularizer, tiles, source)
 
     def plan(self, tables: int) -> plan.Plan:
         theta = self.theta
@@ -128,7 +132,7 @@ _LARGEST_MEMO = 64  # launches
 
 def _launch_of(
     name: str, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, samples: int = 0
-) -> Launch | Pipeline | None:
+) -> Launch | Pipeline | Segmented | None:
     """A launch for batches like theta, which is kept with the lattice; None if programs share rows, and for nothing."""
     kind = None if _is_number(gamma) else (gamma.dtype, gamma.numel() == 1)
     key = name, theta.shape, theta.dtype, regularizer, kind, samples
@@ -156,12 +160,12 @@ def _strength(gamma: Any, theta: Tensor) -> dict[str, Any]:
 
 def _prepared(
     kernel: Kernel, theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str, samples: int
-) -> Launch | Pipeline | None:
+) -> Launch | Pipeline | Segmented | None:
     batch, constants = _flat(theta, lattice, gamma, regularizer), kernel.constants
     size, n = batch.theta.shape
-    tiles = batch.tiles(kernel.tables)
-    if tiles is not None:
-        return Pipeline(batch.theta, Limits.of(batch), regularizer, tiles, constants.get("SOURCE"))
+    pipeline = batch.pipeline(kernel)
+    if pipeline is not None:
+        return pipeline
     is_shared = not batch.options and plan.is_shared(n, batch.reach, kernel.tables * theta.itemsize)
     if n == 0 or size == 0 or is_shared:
         return None
@@ -296,7 +300,7 @@ def _swept(
         shapes = {"value": theta.shape[:-1], "tangent": theta.shape[:-1], "y": theta.shape, "tables": found[3].shape}
         every = dict(zip(shapes, found))
         return [every[result].reshape(shapes[result]) for result in results]
-    if isinstance(launch, Pipeline):
+    if not isinstance(launch, Launch):
         flat, constants = theta.view(launch.shape), _KERNELS[name].constants
         strength = _strength(gamma, theta)
         every = launch.sweep(flat, z.view(launch.shape), strength, constants["RELAXED"], constants["KEEP"])
@@ -461,6 +465,7 @@ def _follow(
     if launch is None:
         _walk(function, batch, samples, flat, table, **constants)
         return
+    assert isinstance(launch, Pipeline)
     strength, instances = _strength(gamma, theta), launch.layout.instances
     for k in range(0, len(batch.theta), instances):
         part = slice(k, k + instances)

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from knapgrad.kernels.triton import choices, plan, tiles
 from knapgrad.kernels.triton.launch import Launch
+from knapgrad.kernels.triton.segments import Segments
+from knapgrad.lattice import INFEASIBLE
 
 if TYPE_CHECKING:
     from knapgrad.kernels.triton.from_torch import Batch
@@ -52,7 +55,7 @@ class Limits(NamedTuple):
     def bands(self, layout: plan.Tiles) -> Tensor:
         """What the kernels know about live states, 32-bit integers (:mod:`knapgrad.kernels.triton.tiles`)."""
         n, device = self.moves.shape[1], self.moves.device
-        prefix = torch.nn.functional.pad(self.moves.cumsum(1), (1, 0))
+        prefix = pad(self.moves.cumsum(1), (1, 0))
         ends = torch.arange(0, n + layout.group, layout.group, device=device).clamp(max=n)  # of groups
         at, goal = prefix[:, ends], self.goals[:, None].long()
         tops = torch.minimum(at if self.slacks is None else at + self.slacks[:, None].clamp(min=0), goal)
@@ -124,6 +127,63 @@ class Pipeline:
         launch({name: given[name] for name in names})
 
 
+class Segmented:
+    """Sweeps of Shannon over flat batches of one shape, with the items of an instance cut into segments, which are
+    instances of a pipeline side by side: for few instances, whose tables all fit.
+
+    Args:
+        batch: its constants are kept, its theta is not.
+        segments: how many.
+        layout: of the tiles of all of them.
+        source: what a tangent sweep follows, or None.
+    """
+
+    def __init__(self, batch: Batch, segments: int, layout: plan.Tiles, source: str | None) -> None:
+        self.shape, self.segments = batch.theta.shape, segments
+        size, n = self.shape
+        length = -(-n // segments)
+        self.padding = 0, segments * length - n
+        limits = Limits.of(batch)
+        goals, moves = limits.goals.expand(size), limits.moves.expand(size, n)
+        slacks = goals.new_zeros(size, segments)  # what stays unused is left by the first segment
+        slacks[:, 0] = goals if limits.slacks is None else limits.slacks
+        moves = pad(moves, self.padding).reshape(size * segments, length)
+        each = Limits(goals.repeat_interleave(segments), slacks.flatten(), moves, whole=True)
+        self.goals = limits.goals.int()
+        self.pipeline = Pipeline(batch.theta.new_empty(moves.shape), each, batch.regularizer, layout, source)
+        self.joined = Segments(size, segments, layout.width, batch.theta.dtype, source is not None)
+
+    def sweep(self, theta: Tensor, z: Tensor, strength: dict[str, Any], relaxed: bool, keep: bool) -> dict[str, Tensor]:
+        """Value, tangent, and y if RELAXED, for flat theta and z."""
+        assert not keep, "tables of segments are not those of an instance"
+        (size, n), shape, layout = self.shape, self.pipeline.shape, self.pipeline.layout
+        is_tangent = self.pipeline.count > 1
+        if self.padding[1]:
+            theta, z = pad(theta, self.padding, value=-torch.inf), pad(z, self.padding)
+        if "gamma" in strength and len(strength["gamma"]) > 1:
+            strength = {"gamma": strength["gamma"].repeat_interleave(self.segments)}
+        found = {"value": theta.new_empty(shape[0], dtype=torch.float64), "tangent": theta.new_empty(shape[0])}
+        found |= {"y": theta.new_empty(shape), "tables": theta.new_empty(shape[0], 0)}
+        all_of = slice(0, shape[0])
+        part = Part(self.pipeline, theta.view(shape), z.view(shape), strength, all_of, found, keep=False)
+        rows = shape[0], layout.width
+        part.V_rows = theta.new_full((2, *rows), INFEASIBLE, dtype=torch.float64)  # tiles that never come in
+        part.T_rows = theta.new_zeros(2, *rows) if is_tangent else theta
+        part.prepare(theta, theta)
+        there, *back = part.edges(0, 2 if relaxed else 1)
+        part.fill(0, there, stored=relaxed)
+        V, T = (x[-1].view(size, self.segments, -1) if x.dim() == 3 else None for x in (part.V_rows, part.T_rows))
+        assert V is not None
+        joined = self.joined(V, T, self.goals)
+        taint = found["value"].view(size, -1).sum(1)
+        if relaxed:
+            E, D = (x + taint[:, None, None].to(x.dtype) for x in (joined["E"], joined.get("D", joined["E"])))
+            part.given |= {"E_row": E, "D_row": D}
+            part.collect(0, back[0])
+        tangent = joined.get("tangent", found["tangent"])
+        return {"value": joined["value"] + taint, "tangent": tangent, "y": found["y"].view(size, -1)[:, :n]}
+
+
 class Part:
     """Some of the instances, and their scratch."""
 
@@ -166,17 +226,22 @@ class Part:
             for k in range(len(self.starts)):
                 self.fill(k, self.edges(k, 1)[0], stored=self.keep)
             return
-        if not self.keep:
-            self.tables = theta.new_empty(self.size * count * self.length * layout.width)
-        self.given |= {"E_row": theta.new_empty(self.size, layout.width), "tables": self.tables}
-        self.given |= {"D_row": torch.empty_like(self.given["E_row"]) if count > 1 else theta}
-        self.given |= {"terms": torch.empty_like(self.tables) if self.keep else self.tables}
+        E_row = theta.new_empty(self.size, layout.width)
+        self.prepare(E_row, torch.empty_like(E_row) if count > 1 else theta)
         for k in range(len(self.starts) - 1):
             self.fill(k, self.edges(k, 1)[0], stored=False)
         for k in reversed(range(len(self.starts))):
             there, back = self.edges(k, 2)
             self.fill(k, there, stored=True)
             self.collect(k, back)
+
+    def prepare(self, E_row: Tensor, D_row: Tensor) -> None:
+        """For the way back: tables, unless they are kept, and rows."""
+        if not self.keep:
+            count = self.pipeline.count * self.length
+            self.tables = E_row.new_empty(self.size * count * self.layout.width)
+        self.given |= {"E_row": E_row, "D_row": D_row, "tables": self.tables}
+        self.given |= {"terms": torch.empty_like(self.tables) if self.keep else self.tables}
 
     def fill(self, k: int, edges: dict[str, Tensor], stored: bool) -> None:
         """The items from the k-th start on."""

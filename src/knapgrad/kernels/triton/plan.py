@@ -14,6 +14,7 @@ TILE, FAR_TILE = 32, 64  # capacities of a program in a pipeline; of picks that 
 GROUP, FAR_GROUP = 8, 4  # items that it reads ahead: 16 are 10% faster, and take half a minute to compile
 PIPELINED = 1, 5, 1024  # instances per multiprocessor, up to which a pipeline pays; tiles, and items, from which on
 PIPELINED_FAR = 0, 0, 0  # the same for picks that move further than a tile: not measured yet, so never
+SEGMENTED = 8, 2048  # tiles per multiprocessor, up to which items are cut into segments, and their least length
 
 
 class Plan(NamedTuple):
@@ -81,6 +82,25 @@ def tiles(
     instances = min(max(ITEM_SCRATCH // (per_item * n), 1), batch)
     groups = max(ITEM_SCRATCH // (per_item * instances * group), 1)
     return Tiles(tile, count, halo, group, instances, min(groups * group, n))
+
+
+@lru_cache(maxsize=1024)
+def segments(
+    batch: int, n: int, reach: int, heaviest: int, tables: int, itemsize: int, multiprocessors: int
+) -> tuple[int, Tiles] | None:
+    """Into how many segments the items are cut, a power of 2, and a pipeline of them, where that is faster."""
+    most, least = SEGMENTED
+    whole = tiles(batch, n, reach, heaviest, tables, itemsize, multiprocessors)
+    if whole is None:
+        return None
+    count = 1
+    while batch * whole.tiles * 2 * count <= most * multiprocessors and n >= 2 * count * least:
+        count *= 2
+    length = -(-n // count)
+    parts = tiles(batch * count, length, reach, heaviest, tables, itemsize, multiprocessors)
+    if count == 1 or parts is None or (parts.instances, parts.items) != (batch * count, length):
+        return None
+    return count, parts
 
 
 def is_shared(n: int, reach: int, size: int) -> bool:

@@ -128,10 +128,12 @@ def fill_tiles_kernel(
     scale: tl.float64, n, first, count, tiles, moves_step, limits_step, gamma_step,
     turn, V_edges, T_edges, V_start, T_start, V_end, T_end, tables, value, tangent,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
-    GAMMAS: tl.constexpr, STORED: tl.constexpr, HALO: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
+    GAMMAS: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, HALO: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """From item ``first`` on, ``count`` items; rows are read and left at both ends. STORED: with tables. After the last
-    item, value and tangent; NaN is left in Q at the goal as well, from where it reaches all that is computed."""
+    item, value and tangent; NaN is left in Q at the goal as well, from where it reaches all that is computed. WHOLE:
+    the last row is all that counts, and the value is 0, or NaN."""
     number = tl.atomic_add(turn, 1) + 1
     t, width, stride = number % tiles, tiles * TILE, tiles * HALO
     b = (number // tiles).to(tl.int64)
@@ -146,8 +148,9 @@ def fill_tiles_kernel(
     goal = tl.load(goals + b * limits_step)
     is_last = first + count == n
     theta += b * n
+    is_goal = t == (0 if WHOLE else goal // TILE)
     taint = 0.0 * strength
-    if is_last & (goal // TILE == t):
+    if is_last & is_goal:
         taint = taint_of(theta, n, strength, 256)
     start = from_group * GROUP - first
     theta += first
@@ -225,7 +228,9 @@ def fill_tiles_kernel(
     tl.store(V_end + row, V)
     if SOURCE is not None:
         tl.store(T_end + row, T)
-    if is_last:
+    if WHOLE:
+        tl.store(value + b, taint, mask=is_last & is_goal)
+    elif is_last:
         V = tl.where(V < FEASIBLE, float("nan"), V) + taint
         at_goal = c == goal
         tl.store(value + b + 0 * lane, V, mask=at_goal)
