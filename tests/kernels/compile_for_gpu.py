@@ -12,6 +12,7 @@ from triton.runtime import JITFunction, driver
 
 import knapgrad as kg
 from knapgrad.kernels.triton import from_torch, from_torch_boxes, plan
+from knapgrad.kernels.triton.segments import Segments
 
 CONSTRAINTS = {
     "registers": (kg.Knapsack([1, 2, 3, 4], 6, at_least=2), 4),
@@ -77,6 +78,9 @@ def main() -> None:
             continue
         kernels.log_prob_vjp(theta, y, y[..., 0], *problem)
         (kernels.mode if turn % 2 else kernels.sample)(theta, *[y] * (1 - turn % 2), *problem)
+    V, goals = torch.zeros(2, 4, 40, dtype=torch.float64), torch.zeros(2, dtype=torch.int32)
+    for dtype, T in (torch.float32, V.float()), (torch.float64, None):
+        Segments(*V.shape, dtype, has_tangent=T is not None)(V, T, goals)
     print(len(compiled))
 
 
