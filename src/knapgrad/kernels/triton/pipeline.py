@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from knapgrad.kernels.triton.from_torch import Batch
 
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}  # of as many bits
-_SUMMED = 16, 128  # rows and columns that a program adds up at a time
+_SUMMED = 1024  # terms that a program adds up at a time
 
 
 def limits_of(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -256,13 +256,10 @@ class Part:
         )
 
     def collect(self, k: int, edges: dict[str, Tensor]) -> None:
-        count = self.count(k)
-        given = self.given | edges | {"first": self.starts[k], "count": count, "rows": self.size * count}
+        given = self.given | edges | {"first": self.starts[k], "count": self.count(k)}
         self.pipeline.launch(tiles.collect_tiles_kernel, self.size * self.layout.tiles, given)
-        rows, columns = _SUMMED
-        self.pipeline.launch(
-            tiles.add_tiles_kernel, -(-given["rows"] // rows), given, ROWS=rows, BLOCK=columns, num_warps=4
-        )  # fmt: skip
+        groups, columns = -(-self.count(k) // self.layout.group), _SUMMED // self.layout.group
+        self.pipeline.launch(tiles.add_tiles_kernel, self.size * groups, given, BLOCK=columns, num_warps=4)
 
     def count(self, k: int) -> int:
         return min(self.length, self.n - self.starts[k])

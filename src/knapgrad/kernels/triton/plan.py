@@ -11,10 +11,10 @@ SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs
 UNROLLED = 16  # options of a choice, above which kernels loop over them
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 TILE, FAR_TILE = 32, 64  # capacities of a program in a pipeline; of picks that move further than the first
-GROUP, FAR_GROUP = 8, 4  # items that it reads ahead: 16 are 10% faster, and take half a minute to compile
+GROUP, FAR_GROUP = 8, 2  # items that it reads ahead: 16 are 10% faster, and take half a minute to compile
 PIPELINED = 1, 5, 1024  # instances per multiprocessor, up to which a pipeline pays; tiles, and items, from which on
 PIPELINED_FAR = 0, 0, 0  # the same for picks that move further than a tile: not measured yet, so never
-SEGMENTED = 8, 2048  # tiles per multiprocessor, up to which items are cut into segments, and their least length
+SEGMENTED = 16, 1024  # tiles per multiprocessor, up to which items are cut into segments, and their least length
 
 
 class Plan(NamedTuple):

@@ -2,8 +2,9 @@
 
 A tile stays in registers, and a step needs no barrier. What a pick brings from another tile goes through memory, as
 bits: each cell is written once, and holds ABSENT until then, so no flag and no fence is needed. A program reads the
-cells of a group of items long before it needs them, and reads again what was not there yet. Of each tile the last HALO
-cells are sent: as far as a pick moves, or all.
+cells of a group of items long before it needs them, and reads again what was not there yet. Where they are depends on
+numbers that are read one group earlier still: a warp stops where it uses what has not arrived. Of each tile the last
+HALO cells are sent: as far as a pick moves, or all.
 
 It waits only for tiles that were taken before its own: programs take them in the order in which they start. So the
 first that is not finished can always go on, however few programs are resident.
@@ -29,7 +30,7 @@ from knapgrad.kernels.triton.steps import (
 )  # fmt: skip
 
 ABSENT = tl.constexpr(-1)  # all bits: a NaN that arithmetic may give too, so another one is sent instead of it
-NUMBERS = ["n", "first", "count", "tiles", "moves_step", "limits_step", "gamma_step", "rows"]
+NUMBERS = ["n", "first", "count", "tiles", "moves_step", "limits_step", "gamma_step"]
 
 
 @triton.jit
@@ -88,18 +89,6 @@ def span_of(bands, t, tiles, n, first, count, GROUP: tl.constexpr):
 def bands_at(bands, b, limits_step, n, tiles, GROUP: tl.constexpr):
     """Of an instance."""
     return bands + b * limits_step * 2 * (groups_of(n, GROUP) + 1 + tiles)
-
-
-@triton.jit
-def floor_of(bands, g, n, GROUP: tl.constexpr, TILE: tl.constexpr):
-    """Where the lowest tile begins that takes part in a group."""
-    return tl.load(bands + groups_of(n, GROUP) + 1 + g) // TILE * TILE
-
-
-@triton.jit
-def ceiling_of(bands, g, TILE: tl.constexpr):
-    """Where the highest tile ends that takes part in a group."""
-    return (tl.load(bands + g + 1) // TILE + 1) * TILE
 
 
 @triton.jit
@@ -181,7 +170,9 @@ def fill_tiles_kernel(
                     T += receive_one(T_in + below).to(dtype, bitcast=True)
 
     scores, weights = scores_from(theta, strength, start, count, GROUP), numbers_from(moves, start, 1, count, GROUP)
-    room = t * TILE - floor_of(bands, from_group, n, GROUP, TILE)
+    next_weights = numbers_from(moves, start + GROUP, 1, count, GROUP)
+    lows = bands + groups_of(n, GROUP) + 1
+    room, next_low = t * TILE - tl.load(lows + from_group) // TILE * TILE, tl.load(lows + from_group + 1)
     V_found = receive(V_in, stride, weights, -1, room, GROUP, TILE)
     if SOURCE is not None:
         directions = numbers_from(z, start, 1, count, GROUP)
@@ -190,8 +181,9 @@ def fill_tiles_kernel(
         start = g * GROUP - first
         later = start + GROUP
         next_scores = scores_from(theta, strength, later, count, GROUP)
-        next_weights = numbers_from(moves, later, 1, count, GROUP)
-        next_room = t * TILE - floor_of(bands, g + 1, n, GROUP, TILE)
+        far_weights = numbers_from(moves, later + GROUP, 1, count, GROUP)
+        far_low = tl.load(lows + tl.minimum(g + 2, to_group))
+        next_room = t * TILE - next_low // TILE * TILE
         while some_absent(V_found, GROUP):
             V_found = receive(V_in, stride, weights, -1, room, GROUP, TILE)
         V_in += GROUP * stride
@@ -221,7 +213,8 @@ def fill_tiles_kernel(
             R += width
             V_out += stride
             T_out += stride
-        scores, weights, room, V_found = next_scores, next_weights, next_room, V_next
+        scores, weights, next_weights, V_found = next_scores, next_weights, far_weights, V_next
+        room, next_low = next_room, far_low
         if SOURCE is not None:
             directions, T_found = next_directions, T_next
 
@@ -303,8 +296,10 @@ def collect_tiles_kernel(
             D = tl.load(D_row + row, is_given, 0.0)
 
     weights = numbers_from(moves, last, -1, count, GROUP)
+    next_weights = numbers_from(moves, last - GROUP, -1, count, GROUP)
     qs = rows_before(Q, width, last, count, GROUP, TILE)
-    room = ceiling_of(bands, to_group - 1, TILE) - (t + 1) * TILE
+    above, top = tl.load(bands + to_group), tl.load(bands + to_group - 1)  # after the group, and before it
+    room = (above // TILE - t) * TILE
     E_found = receive(E_in, -stride, weights, 1, room, GROUP, TILE)
     if SOURCE is not None:
         rs = rows_before(R, width, last, count, GROUP, TILE)
@@ -312,8 +307,9 @@ def collect_tiles_kernel(
     for k in range(to_group - from_group):
         g = to_group - 1 - k
         last = (g + 1) * GROUP - first - 1
-        next_weights = numbers_from(moves, last - GROUP, -1, count, GROUP)
-        next_room = ceiling_of(bands, g - 1, TILE) - (t + 1) * TILE
+        far_weights = numbers_from(moves, last - 2 * GROUP, -1, count, GROUP)
+        next_top = tl.load(bands + tl.maximum(g - 1, 0))
+        next_room = (top // TILE - t) * TILE
         Q -= tl.cast(GROUP * width, tl.int64)
         next_qs = rows_before(Q, width, last - GROUP, count, GROUP, TILE)
         while some_absent(E_found, GROUP):
@@ -344,12 +340,13 @@ def collect_tiles_kernel(
             terms -= width
             E_out -= stride
             D_out -= stride
-        top, highest = tl.load(bands + g), tl.load(bands + g + 1) // TILE
+        highest = above // TILE
         if (g > 0) & (top // TILE == t) & (highest > t):
             E += tl.where(c == top, masses_of(E_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
             if SOURCE is not None:
                 D += tl.where(c == top, masses_of(D_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
-        weights, room, qs, E_found = next_weights, next_room, next_qs, E_next
+        weights, next_weights, qs, E_found = next_weights, far_weights, next_qs, E_next
+        room, above, top = next_room, top, next_top
         if SOURCE is not None:
             rs, D_found = next_rs, D_next
     if begin * GROUP < first:
@@ -364,21 +361,18 @@ def collect_tiles_kernel(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def add_tiles_kernel(
-    theta, bands, terms, y, n, first, count, tiles, limits_step, rows,
-    SOURCE: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    theta, bands, terms, y, n, first, count, tiles, limits_step,
+    SOURCE: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """[y] or [Hz] of those items: sums over the tiles of rows that take part, ``rows`` in all."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    is_row = row < rows
-    row = tl.minimum(row, rows - 1)
-    b, i, width = row // count, row % count, tiles * TILE
-    bands = bands_at(bands, b, limits_step, n, tiles, GROUP)
-    g = ((first + i) // GROUP).to(tl.int32)
-    floor, ceiling = floor_of(bands, g, n, GROUP, TILE), ceiling_of(bands, g, TILE)
-    sums = tl.zeros([ROWS, BLOCK], theta.dtype.element_ty)
-    begin = terms + (b * (1 if SOURCE is None else 2) * count + i) * width
-    for start in range(tl.min(floor, 0), tl.max(ceiling, 0), BLOCK):
+    """[y] or [Hz] of those items: sums over the tiles that take part, of a group per program."""
+    number, groups = tl.program_id(0), groups_of(count, GROUP)
+    b, i = (number // groups).to(tl.int64), number % groups * GROUP + tl.arange(0, GROUP)
+    bands = bands_at(bands, b, limits_step, n, tiles, GROUP) + first // GROUP + number % groups
+    floor = tl.load(bands + groups_of(n, GROUP) + 1) // TILE * TILE
+    ceiling = (tl.load(bands + 1) // TILE + 1) * TILE
+    sums = tl.zeros([GROUP, BLOCK], theta.dtype.element_ty)
+    rows = terms + (b * (1 if SOURCE is None else 2) * count + i) * (tiles * TILE)
+    for start in range(floor, ceiling, BLOCK):
         c = start + tl.arange(0, BLOCK)
-        inside = (c[None, :] >= floor[:, None]) & (c[None, :] < ceiling[:, None])
-        sums += tl.load(begin[:, None] + c[None, :], is_row[:, None] & inside, 0.0)
-    tl.store(y + b * n + first + i, total_of(sums, 1, SOURCE), mask=is_row)
+        sums += tl.load(rows[:, None] + c[None, :], (i < count)[:, None] & (c < ceiling)[None, :], 0.0)
+    tl.store(y + b * n + first + i, total_of(sums, 1, SOURCE), mask=i < count)
