@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     def tiles(self, tables: int) -> plan.Tiles | None:
         """Of a pipeline, where one is used."""
         theta = self.theta
-        if self.options or not theta.numel():
+        if self.options or self.constants["BOX"] or not theta.numel():
             return None
         sizes = *theta.shape, self.reach, self.heaviest
         return plan.tiles(*sizes, tables, theta.itemsize, multiprocessors(theta.device))
@@ -69,6 +69,7 @@ def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> B
         "SLACK": lattice.slack is not None,
         "scale": 1.0,
         "GAMMAS": True,
+        **({} if lattice.options else plan.box_of(lattice.box)),
     }
     in_memory = {"capacity": lattice.capacity}
     if lattice.slack is not None:
@@ -205,9 +206,11 @@ def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: 
     if n and size:
         return _sweep_by_item(batch, z, direction, relaxed, keep)
     value = theta.new_zeros(size, dtype=torch.float64)
-    if batch.constants["SLACK"]:
-        value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
+    value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
     return value, 0 * value.to(theta.dtype), torch.empty_like(theta), theta.new_empty(size, 0)
+
+
+_SHARED = "gamma", "gamma_step", "scale", "inner", "plane", "GAMMAS", "SLACK", "BOX"
 
 
 def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool) -> tuple[Tensor, ...]:
@@ -227,14 +230,17 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
     capacity = constants["capacity"].clamp(max=batch.reach)
     prefix = torch.minimum(constants["weights"], capacity[:, None] + 1).cumsum(-1).expand(size, n)
     prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
-    goal, slack = (x.expand(size).contiguous() for x in limits_of(batch))
+    limits = (capacity.clamp(min=0), capacity) if constants["BOX"] else limits_of(batch)  # as steps.limits_of
+    goal, slack = (x.expand(size).contiguous() for x in limits)
+    if constants["BOX"]:
+        prefix += goal[:, None]  # as steps.first_prefix
     tiles = triton.cdiv(width, block)
     y, above = theta.new_zeros(size, n, tiles), theta.new_zeros(size, tiles, 2, block)
     V_rows, rows = theta.new_zeros(size, 2, width, dtype=torch.float64), theta.new_zeros(size, 6, width)
     V_rows[:, 0, 0].masked_fill_(slack < 0, INFEASIBLE)
     tables = theta.new_empty(size, count, length, width)
     every = {
-        **{name: constants[name] for name in ("gamma", "gamma_step", "scale", "GAMMAS", "SLACK")},
+        **{name: constants[name] for name in _SHARED},
         **choices.functions(batch.regularizer), "SOURCE": choices.source(direction), "BLOCK": block,
         "prefix": prefix, "goal": goal, "slack": slack, "rows": rows, "V_rows": V_rows, "tables": tables,
         "parts": y, "above": above, "z": z, "n": n, "width": width, "length": length,
@@ -384,7 +390,7 @@ def _frontier(theta: Tensor, cotangent: Tensor | None, lattice: Lattice, gamma: 
             option_instances.frontier_kernel[(layout.programs,)](
                 theta=theta, cotangent=given, **batch.constants, batch=size, n=n, width=layout.width, values=values,
                 y=y, tables=tables, **_scratch(theta, layout), **choices.functions(regularizer), BACKWARDS=backwards,
-                **batch.options_of(layout),
+                **plan.box_of(lattice.box), **batch.options_of(layout),
             )  # fmt: skip
     return y if backwards else values
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from knapgrad.lattice import moduli_of
+
 LARGEST_ROW = 1 << 15  # capacities that one program works on
 NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
 SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs per multiprocessor
@@ -83,8 +85,16 @@ def tiles(
 def is_shared(n: int, reach: int, size: int) -> bool:
     """Whether many programs share a row: the row is long, or the table has too many cells for 32-bit indices, or, at
     ``size`` bytes per cell, there is no room for one table per program."""
-    table = n * whole_lines(reach + 1)
-    return reach >= LARGEST_ROW or table >= 2**31 or (reach >= LARGEST_ROW // 8 and table * size > SCRATCH[1] // 8)
+    width = whole_lines(reach + 1)
+    is_large = reach >= LARGEST_ROW // 8 and n * width * size > SCRATCH[1] // 8
+    return reach >= LARGEST_ROW or (n + 1) * width >= 2**31 or is_large
+
+
+def box_of(box: tuple[int, ...]) -> dict[str, int]:
+    """What kernels know of a box of budgets: how many digits of a state may have to borrow, and what these digits are
+    remainders of. One of a budget of 0 never has."""
+    moduli = sorted({modulus for modulus in moduli_of(box) if modulus > 1})
+    return {"BOX": len(moduli), **dict(zip(("inner", "plane"), [*moduli, 1, 1]))}
 
 
 def whole_lines(cells: int) -> int:
