@@ -28,11 +28,12 @@ from knapgrad.regularizers import REGULARIZERS
 
 GAMMA = 0.3
 ALWAYS, NEVER = (1 << 30, 0, 0), (0, 0, 0)
+ALWAYS_FAR, NEVER_FAR = (*ALWAYS, 1 << 30), (*NEVER, 0)
 RULES = plan.PIPELINED, plan.PIPELINED_FAR, plan.SEGMENTED
 WAYS = {
-    "pipeline": (ALWAYS, ALWAYS, (0, 1)),
-    "segments": (ALWAYS, ALWAYS, plan.SEGMENTED),
-    "one program": (NEVER, NEVER, (0, 1)),
+    "pipeline": (ALWAYS, ALWAYS_FAR, (0, 1)),
+    "segments": (ALWAYS, ALWAYS_FAR, plan.SEGMENTED),
+    "one program": (NEVER, NEVER_FAR, (0, 1)),
     "rule": RULES,
 }
 #: batch, items, k

@@ -11,7 +11,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 import knapgrad as kg
-from knapgrad.kernels.triton import from_torch, from_torch_boxes, plan
+from knapgrad.kernels.triton import from_torch as kernels
+from knapgrad.kernels.triton import plan
 from knapgrad.kernels.triton.segments import Segments
 
 CONSTRAINTS = {
@@ -22,8 +23,11 @@ CONSTRAINTS = {
     "a pipeline of picks that move by several states": (kg.Knapsack(np.full(40, 3), 100, at_least=90), 40),
     "a pipeline of picks that move beyond the next tile": (kg.Knapsack(np.arange(5, 105, 5), 500), 20),
     "options": (kg.MultipleChoice(np.array([[1, 2], [2, 3]]), 4), 4),
-    "several budgets": (kg.MultiKnapsack([[1, 1, 1, 1], [3, 0, 2, 4]], [3, 6]), 4),
     "many options": (kg.MultipleChoice(np.arange(1, 19).reshape(2, 9), 14), 18),
+    "two budgets, registers": (kg.MultiKnapsack([[1, 1, 1, 1], [3, 0, 2, 4]], [3, 6]), 4),
+    "three budgets, memory": (kg.MultiKnapsack([np.full(40, 20), np.ones(40, int), np.full(40, 2)], [60, 4, 9]), 40),
+    "two budgets, a pipeline": (kg.MultiKnapsack([np.full(4, 20), np.full(4, 30)], [30, 40]), 4),
+    "two budgets, shared rows": (kg.MultiKnapsack([np.full(4, 200), np.full(4, 300)], [300, 400]), 4),
 }
 UNIT = np.ones(())
 
@@ -57,7 +61,8 @@ def main() -> None:
     JITFunction.run = compile_only
     plan.GROUP = plan.FAR_GROUP = 2  # loops over them are unrolled: the usual ones take ten times as long
     for turn, (name, (constraint, n)) in enumerate(CONSTRAINTS.items()):
-        plan.PIPELINED = plan.PIPELINED_FAR = (1 << 20, 0, 0) if "pipeline" in name else (0, 0, 0)
+        plan.PIPELINED = (1 << 20, 0, 0) if "pipeline" in name else (0, 0, 0)
+        plan.PIPELINED_FAR = *plan.PIPELINED, 1 << 20
         plan.tiles.cache_clear()
         before = len(names)
         lattice = constraint.lattice(n)
@@ -70,11 +75,10 @@ def main() -> None:
         theta = torch.zeros(3, n, dtype=(torch.float32, torch.float64)[turn % 2])
         regularizer, y = ("shannon", "gini", "tsallis")[turn % 3], theta.new_zeros(2, 3, n)
         problem = lattice, UNIT, regularizer
-        kernels = from_torch_boxes if lattice.box else from_torch
         kernels.vjp(theta, theta, *problem)
         kernels.frontier(theta, *problem)
         assert ("fill_tiles_kernel" in names[before:]) == ("pipeline" in name), name
-        if name == "shared rows" or lattice.box:
+        if "shared rows" in name:
             continue
         kernels.log_prob_vjp(theta, y, y[..., 0], *problem)
         (kernels.mode if turn % 2 else kernels.sample)(theta, *[y] * (1 - turn % 2), *problem)

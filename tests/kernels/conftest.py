@@ -27,6 +27,17 @@ def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "scratch", poisoned)
 
 
+@pytest.fixture
+def unwritten_memory_is_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of torch: a result that depends on it is wrong."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)  # else torch does not fill it
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def triton_language_is_replaced_once_per_launch() -> Iterator[None]:
     """The interpreter puts its own functions into ``triton.language`` for each launch, and once more for each function

@@ -1,4 +1,4 @@
-"""The GPU kernel for several budgets against the reference: on a GPU if there is one, else in Triton's interpreter."""
+"""The GPU kernels on several budgets against the reference: on a GPU if there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import test_triton
-from test_triton import DEVICE, host, needs_gpu, on_device
+from test_triton import DEVICE, PATHS, TILES, Limits, host, limits, needs_gpu, on_device  # noqa: F401
 
 import knapgrad as kg
 from knapgrad import reference
@@ -15,28 +15,34 @@ from knapgrad.lattice import Lattice
 from knapgrad.regularizers import REGULARIZERS as CLASSES
 
 torch = pytest.importorskip("torch")
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
 
-from knapgrad.kernels.triton import from_torch_boxes as kernels  # noqa: E402
+from knapgrad.kernels.triton import from_torch as kernels  # noqa: E402
+from knapgrad.kernels.triton import plan  # noqa: E402
+from knapgrad.kernels.triton.steps import can_pick, sides_of  # noqa: E402
 
-pytestmark = test_triton.pytestmark
+pytestmark = [test_triton.pytestmark, pytest.mark.usefixtures("unwritten_memory_is_nan")]
 
 GAMMA = 0.5  # exact in float32, which is what the interpreter makes of a number
 _RNG = np.random.default_rng(0)
 BOXES: dict[str, tuple[Any, Any]] = {
     "two": ([[1, 1, 1, 1, 1], [3, 0, 2, 4, 9]], [3, 6]),
     "two of each": (_RNG.integers(0, 5, (2, 3, 5)), _RNG.integers(0, 8, (2, 3))),
-    "three": (_RNG.integers(0, 4, (3, 5)), [4, 3, 5]),
+    "two, and few weights": (
+        [[[2, 3, 1, 4, 1], [0, 1, 0, 0, 0], [1, 1, 4, 1, 3]], [[1, 2, 3, 1, 2], [2, 0, 1, 0, 3], [1, 1, 1, 1, 1]]],
+        [7, 4],
+    ),
+    "three": ([[1, 2, 1, 3, 1], [2, 2, 3, 1, 2], [3, 1, 2, 4, 1]], [4, 3, 5]),
     "many tiles": ([[7, 40, 21, 3, 12], [1, 1, 1, 0, 1]], [60, 4]),
+    "budgets of 0": ([[0, 0, 0, 1, 0], [2, 1, 3, 1, 4], [0, 0, 0, 0, 0]], [0, 5, 0]),
+    "one": ([[2, 1, 3, 0, 4]], [5]),
 }
 
 
-@pytest.fixture(autouse=True)
-def memory_that_was_not_written_is_nan(monkeypatch):
-    """A result that depends on it is wrong."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # else torch does not fill it
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    yield
-    torch.use_deterministic_algorithms(False)
+@pytest.fixture(params=[*PATHS, "tiles"])
+def path(request: pytest.FixtureRequest, limits: Limits) -> None:  # noqa: F811
+    limits(**PATHS.get(request.param, TILES))
 
 
 def sent(x: np.ndarray) -> Any:
@@ -64,10 +70,39 @@ class Problem:
         return self.lattice, np.array(GAMMA), regularizer
 
 
-@pytest.mark.thinned(3)
+def test_where_no_digit_borrows_is_found_exactly_and_without_a_division():
+    rng = np.random.default_rng(2)
+    edges = [0, 1, 2, 3, 2**30, 2**31 - 2, 2**31 - 1]
+    sizes = [2, 3, 4, 2**16, 2**30, 2**30 + 1, 2**31 - 1, *(2 ** rng.uniform(1, 31, 20)).astype(int).tolist()]
+    for inner, plane in zip(sizes, sizes[::-1]):
+        near = rng.integers(0, 2**31, 24) // inner * inner
+        states = np.array([*edges, *rng.integers(0, 2**31, 57), *near, *np.maximum(near, 1) - 1, *edges, *near[:9]])
+        c, w = states[None], states[:, None]
+        found = torch.zeros(128, 128, dtype=torch.int32, device=DEVICE)
+        borrow_kernel[(1,)](sent(states.astype(np.int32)), found, inner, plane, BOX=2)
+        expected = (c >= w) & (c % inner >= w % inner) & (c % plane >= w % plane)
+        np.testing.assert_array_equal(host(found), expected)
+
+
+@triton.jit(do_not_specialize=["inner", "plane"])
+def borrow_kernel(states, found, inner, plane, BOX: tl.constexpr):
+    i = tl.arange(0, 128)
+    c, w = tl.load(states + i)[None, :], tl.load(states + i)[:, None]
+    tl.store(found + 128 * i[:, None] + i[None, :], can_pick(c, w, sides_of(inner, plane, BOX)).to(tl.int32))
+
+
+def test_only_digits_that_can_borrow_are_looked_at():
+    assert plan.box_of(()) == plan.box_of((7,)) == plan.box_of((7, 1)) == {"BOX": 0, "inner": 1, "plane": 1}
+    assert plan.box_of((4, 7)) == plan.box_of((4, 7, 1)) == plan.box_of((4, 1, 7)) == {
+        "BOX": 1, "inner": 7, "plane": 1,
+    }  # fmt: skip
+    assert plan.box_of((4, 5, 7)) == {"BOX": 2, "inner": 7, "plane": 35}
+
+
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("box", BOXES)
-def test_sweeps_against_the_reference(box, dtype, regularizer):
+def test_sweeps_against_the_reference(box, dtype, regularizer, path):
     problem, kind = Problem(box, dtype), CLASSES[regularizer]
     theta, z, given = sent(problem.theta), sent(problem.z), problem.arguments(regularizer)
     close = 1e-11 if dtype == "float64" else 2e-5
@@ -86,9 +121,9 @@ def test_sweeps_against_the_reference(box, dtype, regularizer):
         np.testing.assert_allclose(host(slope)[b], gradient, atol=10 * close)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("box", BOXES)
-def test_paths_against_the_reference(box, regularizer):
+def test_paths_against_the_reference(box, regularizer, path):
     problem = Problem(box, "float64")
     theta, given, kind = sent(problem.theta), problem.arguments(regularizer), CLASSES[regularizer]
     _, _, table = kernels.tabulate(theta, *given)
@@ -111,9 +146,9 @@ def test_paths_against_the_reference(box, regularizer):
     assert bool(problem.constraint.contains(mode).all())
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("box", BOXES)
-def test_the_gradient_of_log_prob_by_differences(box, regularizer):
+def test_the_gradient_of_log_prob_by_differences(box, regularizer, path):
     problem = Problem(box, "float64")
     theta, given = sent(problem.theta), problem.arguments(regularizer)
     y = kernels.sample(theta, sent(problem.uniforms), *given)
@@ -144,7 +179,7 @@ def test_the_frontier_against_the_reference(box, regularizer):
         np.testing.assert_allclose(gradient[b], reference.frontier_vjp(row, cotangent[b], whole, kind), atol=1e-10)
 
 
-def test_a_broken_instance_is_nan_alone(regularizer):
+def test_a_broken_instance_is_nan_alone(regularizer, path):
     problem = Problem("two", "float32")
     given = problem.arguments(regularizer)
     clean = host(kernels.relax(sent(problem.theta), *given))
@@ -158,6 +193,14 @@ def test_a_broken_instance_is_nan_alone(regularizer):
         assert np.isnan(result[[0, 2]]).all()
         assert not np.isnan(np.delete(result, [0, 2], 0)).any()
     np.testing.assert_array_equal(np.delete(host(y), [0, 2], 0), np.delete(clean, [0, 2], 0))
+
+
+def test_a_capacity_that_is_not_valid_without_items(path):
+    problem = Problem("two", "float64")
+    theta, goal = sent(problem.theta), int(problem.lattice.capacity)
+    empty = problem.lattice.replace(capacity=sent(np.array([goal, -1, goal])), weights=problem.lattice.weights[:0])
+    value = kernels.operator(theta[:, :0], empty, np.array(GAMMA), "gini")[0]
+    np.testing.assert_array_equal(host(value), [0, np.nan, 0])
 
 
 def test_no_items_and_no_instances(regularizer):

@@ -37,6 +37,7 @@ CONSTRAINTS = {
     "knapsack": kg.Knapsack(WEIGHTS, 6),
     "top-k": kg.TopK(2),
     "at least": kg.Knapsack(WEIGHTS, np.array([[6, 7, 9]]), at_least=np.array([[4], [0]])),
+    "several budgets": kg.MultiKnapsack([WEIGHTS, [1, 1, 0, 1, 2], [0, 3, 1, 0, 2]], [6, [[2], [1]], 3]),
 }
 
 
@@ -113,6 +114,8 @@ def operations(theta: Any, constraint: Any, smoothing: Any) -> Any:
         ("gini", "knapsack", "wide"),
         ("tsallis", "top-k", "narrow"),
         ("gini", "at least", "wide"),
+        ("tsallis", "several budgets", "narrow"),
+        ("shannon", "several budgets", "wide"),
     ],
 )
 def test_every_operation_equals_the_scan(regularizer, constraint, rows, launches, monkeypatch):

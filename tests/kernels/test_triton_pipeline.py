@@ -3,7 +3,7 @@ where programs run one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,14 @@ import pytest
 import test_triton
 from test_triton import (
     DEVICE,
+    NOT_VALID,
     RESULTS,
     SMOOTHINGS,
+    TILES,
     Call,
     Limits,
     assert_within,
+    check_a_capacity_that_is_not_valid,
     check_paths,
     check_sweeps,
     gradient,
@@ -32,28 +35,22 @@ from instances import Problem
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 from knapgrad.kernels.triton import from_torch, plan  # noqa: E402
-from knapgrad.kernels.triton.pipeline import Pipeline  # noqa: E402
+from knapgrad.kernels.triton.pipeline import Pipeline, Segmented  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")  # of the interpreter's NumPy
 limits = test_triton.limits
 
-Tiles = Callable[..., None]
+
+@pytest.fixture
+def tiles(limits: Limits) -> Limits:
+    limits(**TILES)
+    return limits
 
 
 @pytest.fixture
-def tiles(limits: Limits) -> Iterator[Tiles]:
-    """Every instance that can be is a pipeline, of small tiles and groups where they are interpreted; and more limits
-    to set."""
-    small = {} if DEVICE == "cuda" else {"TILE": 4, "FAR_TILE": 8, "GROUP": 2, "FAR_GROUP": 4}
-
-    def set_limits(**more: Any) -> None:
-        limits(**more)
-        plan.tiles.cache_clear()
-
-    set_limits(PIPELINED=(1 << 20, 0, 0), PIPELINED_FAR=(1 << 20, 0, 0), **small)
-    yield set_limits
-    limits.monkeypatch.undo()
-    plan.tiles.cache_clear()
+def segments(tiles: Limits) -> None:
+    """Items are cut into as many segments as there are pairs of them."""
+    tiles(SEGMENTED=(1 << 20, 2))
 
 
 RNG = np.random.default_rng(3)
@@ -87,6 +84,12 @@ def test_sweeps_against_the_reference(name, tiles):
     check_sweeps(PROBLEMS[name], *of(name))
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_segments_against_the_reference(name, segments):
+    """Under Shannon; what may stay unused, strengths of each instance, and numbers of items that are no power of 2."""
+    check_sweeps(PROBLEMS[name], "shannon", of(name)[1])
+
+
 @pytest.mark.parametrize("regularizer", SMOOTHINGS)
 def test_every_regularizer(regularizer, tiles):
     check_sweeps(Problem(scores((1, 6)).numpy(), None, 5, 0.8), regularizer, "float64")
@@ -109,8 +112,21 @@ def test_it_is_a_pipeline(tiles):
 
     far = [1, 2, 3, 2, plan.TILE + 1]
     assert kind_of(None, 5) is kind_of([1, 2, 3, 2, 1], 6) is kind_of(far, 60) is Pipeline
-    tiles(PIPELINED_FAR=(0, 0, 0))
+    tiles(PIPELINED_FAR=(0, 0, 0, 0))
     assert kind_of([1, 2, 3, 2, 1], 6) is Pipeline is not kind_of(far, 60)
+
+
+def test_it_is_cut_into_segments(segments):
+    """Where a table is not needed, and all of them fit."""
+
+    def kind_of(name: str, regularizer: str = "shannon") -> type:
+        call = Call(PROBLEMS["from and to"], regularizer, "float64")
+        RESULTS[name](call)
+        (launch,) = call.lattice.memo.values()
+        return type(launch)
+
+    assert kind_of("relax") is kind_of("vjp") is Segmented
+    assert kind_of("relax", "gini") is kind_of("entropy") is kind_of("sample") is Pipeline
 
 
 @pytest.mark.parametrize("operation", ["relax", "vjp", "entropy", "sample", "sample from a kept table", "log_prob_vjp"])
@@ -126,10 +142,11 @@ def test_parts_are_the_whole(operation, tiles):
     assert all(x.layout.instances == 1 and x.layout.items < 5 for x in call.lattice.memo.values())
 
 
-def test_a_broken_instance_is_nan_alone(tiles):
+@pytest.mark.parametrize("regularizer", ["gini", "shannon"])
+def test_a_broken_instance_is_nan_alone(regularizer, segments):
     """NaN, plus infinity, out of range, and no feasible selection, with a clean instance between."""
     problem = Problem(scores((5, 5)).numpy(), None, np.array([4, 5, 3, 2, 4]), 0.7)
-    call = Call(problem, "gini", "float64", samples=1)
+    call = Call(problem, regularizer, "float64", samples=1)
     call.y = call.solve()[None]
     names = "value", "relax", "vjp", "entropy", "entropy_grad", "sample", "mode", "log_prob", "log_prob_vjp"
     clean = {name: RESULTS[name](call) for name in names}
@@ -148,8 +165,14 @@ def test_a_nan_of_the_bits_that_say_absent(tiles):
     assert call.vjp()[0].isnan().any() and call.vjp()[1].isfinite().all()
 
 
-def test_bad_strengths(tiles):
-    call = Call(PROBLEMS["the first cell of a tile"], "gini", "float64")
+@pytest.mark.parametrize("name", NOT_VALID)
+def test_a_capacity_that_is_not_valid_is_nan_alone(name, tiles):
+    check_a_capacity_that_is_not_valid(name)
+
+
+@pytest.mark.parametrize("regularizer", ["gini", "shannon"])
+def test_bad_strengths(regularizer, segments):
+    call = Call(PROBLEMS["the first cell of a tile"], regularizer, "float64")
     for bad in (0.0, -1.0, float("nan")):
         for gamma in (torch.tensor(bad), tensor([bad])):
             call.gamma = gamma
@@ -158,7 +181,6 @@ def test_bad_strengths(tiles):
 
 def test_the_rule(limits):
     """Few instances of many items, whose picks move by at most a tile; memory is bounded, whatever the shape."""
-    plan.tiles.cache_clear()
     assert plan.tiles(16, 4096, 512, 1, 1, 4, 132) is not None
     assert plan.tiles(16, 4096, 20, 1, 1, 4, 132) is None
     assert plan.tiles(16, 20, 512, 1, 1, 4, 132) is None

@@ -16,21 +16,12 @@ torch = pytest.importorskip("torch")
 from knapgrad.kernels.triton import segments  # noqa: E402
 from knapgrad.kernels.triton.segments import Segments  # noqa: E402
 
-pytestmark = test_triton.pytestmark
+pytestmark = [test_triton.pytestmark, pytest.mark.usefixtures("unwritten_memory_is_nan")]
 
 #: of the value, of E, and of the tangent and D
 CLOSE = {"float64": (1e-12, 1e-12, 1e-11), "float32": (1e-7, 2e-6, 1e-5)}
 SHAPES = [(count, width) for count in (1, 2, 4) for width in (7, 21, 40)] + [(8, 21)]  # segments and states
 SHAPES += [(4, 300), (2, 2049)] if DEVICE == "cuda" else []
-
-
-@pytest.fixture(autouse=True)
-def memory_that_was_not_written_is_nan(monkeypatch):
-    """A result that depends on it is wrong."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # else torch does not fill it
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

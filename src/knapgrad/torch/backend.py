@@ -230,7 +230,8 @@ def _traced(plain: Lattice, device: torch.device) -> Lattice:
         slack = sent.slack - (sent.capacity - capacity)
         each = sent.weights.unflatten(-1, (-1, sent.options or 1)).amax(-1)
         capacity = torch.where(capacity - slack > each.sum(-1), -1, capacity)  # all items are too light
-    return sent.replace(capacity=capacity, slack=slack, sizes=plain.sizes)
+    weights = sent.weights.clamp(min=0)  # below it the capacity is -1, and kernels must not leave their rows
+    return sent.replace(weights=weights, capacity=capacity, slack=slack, sizes=plain.sizes)
 
 
 def differentiate(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -334,20 +334,20 @@ def _in_numpy(lattice: Lattice) -> Lattice:
 
 def _run_on_cuda(name: str, at: int, arguments: tuple[Any, ...]) -> Any:
     lattice = arguments[at].resolved
-    return getattr(_cuda_kernels(bool(lattice.box)), name)(*arguments[:at], lattice, *arguments[at + 1 :])
+    return getattr(_cuda_kernels(), name)(*arguments[:at], lattice, *arguments[at + 1 :])
 
 
 @cache
-def _cuda_kernels(boxed: bool) -> Any:
+def _cuda_kernels() -> Any:
     try:
-        from knapgrad.kernels.triton import from_torch, from_torch_boxes
+        from knapgrad.kernels.triton import from_torch
     except ImportError as error:
         raise ImportError(
             f"theta is on a CUDA device, and knapgrad's GPU kernels need Triton ({error}); it comes with torch's CUDA "
             "builds for Linux: install one of those, or `pip install triton` (on Windows `triton-windows`), or use "
             "theta.cpu()"
         ) from error
-    return from_torch_boxes if boxed else from_torch
+    return from_torch
 
 
 def _vmap_rule(signature: Signature, call: Callable[..., Any]) -> Callable[..., Any]:

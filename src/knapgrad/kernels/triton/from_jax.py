@@ -57,7 +57,7 @@ def find(
     """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it. The
     guard is put around it."""
     function = _FUNCTIONS.get(name)
-    if function is None or lattice.options or lattice.box or theta.size == 0 or multiprocessors() == 0:
+    if function is None or lattice.options or theta.size == 0 or multiprocessors() == 0:
         return None
     tables = 2 if name in ("vjp", "entropy", "entropy_grad") else 1
     if plan.is_shared(theta.shape[-1], lattice.reach, tables * theta.dtype.itemsize):
@@ -93,6 +93,7 @@ class Batch(NamedTuple):
             "SLACK": lattice.slack is not None,
             "GAMMAS": True,
             "scale": 1.0,
+            **plan.box_of(lattice.box),
         }
         for name, x, shape in (
             ("weights", lattice.weights, (n,)),

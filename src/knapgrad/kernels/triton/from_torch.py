@@ -73,6 +73,7 @@ def _flat(theta: Tensor, lattice: Lattice, gamma: Tensor, regularizer: str) -> B
         "SLACK": lattice.slack is not None,
         "scale": 1.0,
         "GAMMAS": True,
+        **({} if lattice.options else plan.box_of(lattice.box)),
     }
     in_memory = {"capacity": lattice.capacity}
     if lattice.slack is not None:
@@ -209,9 +210,11 @@ def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: 
     if n and size:
         return _sweep_by_item(batch, z, direction, relaxed, keep)
     value = theta.new_zeros(size, dtype=torch.float64)
-    if batch.constants["SLACK"]:
-        value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
+    value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
     return value, 0 * value.to(theta.dtype), torch.empty_like(theta), theta.new_empty(size, 0)
+
+
+_SHARED = "gamma", "gamma_step", "scale", "inner", "plane", "GAMMAS", "SLACK", "BOX"
 
 
 def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: bool) -> tuple[Tensor, ...]:
@@ -232,13 +235,15 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
     prefix = torch.minimum(constants["weights"], capacity[:, None] + 1).cumsum(-1).expand(size, n)
     prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
     goal, slack = (x.expand(size).contiguous() for x in limits_of(batch))
+    if constants["BOX"]:
+        prefix += goal[:, None]  # as steps.first_prefix
     tiles = triton.cdiv(width, block)
     y, above = theta.new_zeros(size, n, tiles), theta.new_zeros(size, tiles, 2, block)
     V_rows, rows = theta.new_zeros(size, 2, width, dtype=torch.float64), theta.new_zeros(size, 6, width)
     V_rows[:, 0, 0].masked_fill_(slack < 0, INFEASIBLE)
     tables = theta.new_empty(size, count, length, width)
     every = {
-        **{name: constants[name] for name in ("gamma", "gamma_step", "scale", "GAMMAS", "SLACK")},
+        **{name: constants[name] for name in _SHARED},
         **choices.functions(batch.regularizer), "SOURCE": choices.source(direction), "BLOCK": block,
         "prefix": prefix, "goal": goal, "slack": slack, "rows": rows, "V_rows": V_rows, "tables": tables,
         "parts": y, "above": above, "z": z, "n": n, "width": width, "length": length,
@@ -388,7 +393,7 @@ def _frontier(theta: Tensor, cotangent: Tensor | None, lattice: Lattice, gamma: 
             option_instances.frontier_kernel[(layout.programs,)](
                 theta=theta, cotangent=given, **batch.constants, batch=size, n=n, width=layout.width, values=values,
                 y=y, tables=tables, **_scratch(theta, layout), **choices.functions(regularizer), BACKWARDS=backwards,
-                **batch.options_of(layout),
+                **plan.box_of(lattice.box), **batch.options_of(layout),
             )  # fmt: skip
     return y if backwards else values
 

@@ -11,11 +11,14 @@ from knapgrad.kernels.triton.registers import add_up, total_of
 from knapgrad.kernels.triton.steps import (
     INFEASIBLE,
     band_of,
+    can_pick,
     decide,
+    first_prefix,
     follow,
     is_live,
     score_of,
     settled,
+    start_row,
     weight_of,
 )  # fmt: skip
 
@@ -53,7 +56,7 @@ def start_of(t, first, lower, upper, GAP: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def fill_row(
-    V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
+    V, new_V, T, new_T, Q, R, score, z, w, sides, old_knee, old_top, first, knee, top, slack, tile, step, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     GAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -61,19 +64,19 @@ def fill_row(
     begin, end, stride, lower, upper = tiles_of(first, knee, top, slack, tile, step, GAP, BLOCK)
     for t in range(begin, end, stride):
         c = start_of(t, first, lower, upper, GAP, BLOCK) + tl.arange(0, BLOCK)
-        within, fits = c < width, c >= w
-        at, below, can_skip, can_pick = c, c - w, within, within & fits
+        within, fits = c < width, can_pick(c, w, sides)
+        at, below, has_skip, has_pick = c, c - w, within, within & fits
         if SLACK:
-            can_skip, can_pick = can_skip & (c <= old_top), can_pick & (c - w <= old_top)
+            has_skip, has_pick = has_skip & (c <= old_top), has_pick & (c - w <= old_top)
         if GAP or not SLACK:
             at, below = settled(at, old_knee, slack, SLACK), settled(below, old_knee, slack, SLACK)
         none: tl.constexpr = INFEASIBLE if SLACK else 0.0  # without slack only cells that nobody reads
-        skip, pick = tl.load(V + at, can_skip, none), tl.load(V + below, can_pick, none) + score
+        skip, pick = tl.load(V + at, has_skip, none), tl.load(V + below, has_pick, none) + score
         value, q = decide(skip, pick, fits, VALUE, PROB, Q.dtype.element_ty)
         tl.store(new_V + c, value, mask=within)
         tl.store(Q + c, q, mask=within, cache_modifier=".cs")  # streamed: the rows should stay in cache
         if SOURCE is not None:
-            skip, pick = tl.load(T + at, can_skip, 0.0), tl.load(T + below, can_pick, 0.0)
+            skip, pick = tl.load(T + at, has_skip, 0.0), tl.load(T + below, has_pick, 0.0)
             tangent, r = follow(skip, pick, q, z, fits, DPROB, SOURCE)
             tl.store(new_T + c, tangent, mask=within)
             tl.store(R + c, r, mask=within, cache_modifier=".cs")
@@ -81,7 +84,7 @@ def fill_row(
 
 @triton.jit
 def fill_any_row(
-    V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
+    V, new_V, T, new_T, Q, R, score, z, w, sides, old_knee, old_top, first, knee, top, slack, tile, step, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -89,17 +92,17 @@ def fill_any_row(
     if SLACK:
         if old_knee < slack:
             fill_row(
-                V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
-                VALUE, PROB, DPROB, SOURCE, True, True, BLOCK,
+                V, new_V, T, new_T, Q, R, score, z, w, sides, old_knee, old_top, first, knee, top, slack, tile, step,
+                width, VALUE, PROB, DPROB, SOURCE, True, True, BLOCK,
             )  # fmt: skip
         else:
             fill_row(
-                V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
-                VALUE, PROB, DPROB, SOURCE, True, False, BLOCK,
+                V, new_V, T, new_T, Q, R, score, z, w, sides, old_knee, old_top, first, knee, top, slack, tile, step,
+                width, VALUE, PROB, DPROB, SOURCE, True, False, BLOCK,
             )  # fmt: skip
     else:
         fill_row(
-            V, new_V, T, new_T, Q, R, score, z, w, old_knee, old_top, first, knee, top, slack, tile, step, width,
+            V, new_V, T, new_T, Q, R, score, z, w, sides, old_knee, old_top, first, knee, top, slack, tile, step, width,
             VALUE, PROB, DPROB, SOURCE, False, False, BLOCK,
         )  # fmt: skip
 
@@ -224,17 +227,18 @@ def collect_memory(
 
 @triton.jit
 def fill_memory(
-    theta, z, weights, scale, C, total, goal, slack, n, V, T, Q, R, width,
+    theta, z, weights, scale, C, total, goal, slack, sides, n, V, T, Q, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the first item to the last; V and T are two rows each. Returns the last ones."""
     new_V, new_T = V + width, T + width
-    tl.store(V, tl.where(slack < 0, INFEASIBLE, 0.0).to(tl.float64))
+    end = slack if len(sides) > 0 else -1
+    start_row(V, end, tl.where(slack < 0, INFEASIBLE, 0.0).to(tl.float64), BLOCK)
     if SOURCE is not None:
-        tl.store(T, 0.0)
+        start_row(T, end, 0.0, BLOCK)
     tl.debug_barrier()
-    prefix = tl.zeros_like(total)
+    prefix = first_prefix(total, goal, sides)
     w, score = weight_of(weights, 0, C), score_of(theta, 0, scale)
     for i in range(n):
         later = tl.minimum(i + 1, n - 1)
@@ -244,8 +248,8 @@ def fill_memory(
         prefix += w
         knee, top, low = band_of(prefix, total, goal, slack, SLACK)
         fill_any_row(
-            V, new_V, T, new_T, Q, R, score, z_i, w, old_knee, old_top, line_of(low), knee, top, slack, 0, 1, width,
-            VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK,
+            V, new_V, T, new_T, Q, R, score, z_i, w, sides, old_knee, old_top, line_of(low), knee, top, slack, 0, 1,
+            width, VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK,
         )  # fmt: skip
         tl.debug_barrier()
         V, new_V, T, new_T = new_V, V, new_T, T

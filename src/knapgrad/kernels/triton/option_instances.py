@@ -5,7 +5,7 @@ import triton.language as tl
 
 from knapgrad.kernels.triton.instances import NUMBERS
 from knapgrad.kernels.triton.options import collect_choices, fill_choices, limits_of_choices
-from knapgrad.kernels.triton.steps import FEASIBLE, INFEASIBLE, scale_of, taint_of
+from knapgrad.kernels.triton.steps import FEASIBLE, INFEASIBLE, first_prefix, scale_of, sides_of, taint_of
 
 
 @triton.jit
@@ -17,14 +17,15 @@ def fill(
     """Returns V and T at the goal. For an instance that is infeasible, or has a NaN, that is NaN, which is left in the
     table as well."""
     V, T, _ = fill_choices(
-        theta, z, weights, scale, C, total, goal, slack, choices, V, T, P, R, width,
+        theta, z, weights, scale, C, total, goal, slack, (), choices, V, T, P, R, width,
         VALUE, PROB, DPROB, SOURCE, SLACK, TABLE, LOOPS, M, BLOCK,
     )  # fmt: skip
     value = tl.load(V + goal)
     tangent = value
     if SOURCE is not None:
         tangent = tl.load(T + goal)
-    value = tl.where(value < FEASIBLE, float("nan"), value + taint_of(theta, choices * M, scale, BLOCK))
+    is_feasible = (value >= FEASIBLE) & (slack >= 0)
+    value = tl.where(is_feasible, value + taint_of(theta, choices * M, scale, BLOCK), float("nan"))
     if TABLE:
         last = P + tl.cast(choices - 1, tl.int64) * M * width + goal
         for o in range(M):
@@ -81,9 +82,9 @@ def operator_kernel(
 @triton.jit(do_not_specialize=NUMBERS)
 def frontier_kernel(
     theta, cotangent, weights, capacity, slack, gamma,
-    scale: tl.float64, batch, n, width, reach, weights_step, capacity_step, slack_step, gamma_step,
+    scale: tl.float64, batch, n, width, reach, inner, plane, weights_step, capacity_step, slack_step, gamma_step,
     values, y, V_rows, rows, tables,
-    VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SLACK: tl.constexpr,
+    VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SLACK: tl.constexpr, BOX: tl.constexpr,
     GAMMAS: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, BACKWARDS: tl.constexpr,
 ):  # fmt: skip
     """The last row of V; BACKWARDS, an E sweep that starts from a cotangent of that row."""
@@ -94,17 +95,19 @@ def frontier_kernel(
     choices, table = n // M, tl.cast(n, tl.int64) * width
     P = tables + program * table
     dtype: tl.constexpr = tables.dtype.element_ty
+    sides = sides_of(inner, plane, BOX)
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
         items = tl.cast(b, tl.int64) * n
         own = weights + tl.cast(b, tl.int64) * weights_step
         C, total, goal, spare = limits_of_choices(
             own, capacity + b * capacity_step, slack + b * slack_step, reach, choices, True, SLACK, M, BLOCK
         )
+        total += first_prefix(total, goal, sides)
         ahead = total + goal  # every state of the last row is needed
         strength = scale_of(gamma, scale, b, gamma_step, GAMMAS)
         taint = taint_of(theta + items, n, strength, BLOCK)
         last, _, top = fill_choices(
-            theta + items, theta, own, strength, C, ahead, goal, spare, choices,
+            theta + items, theta, own, strength, C, ahead, goal, spare, sides, choices,
             V, V, P, P, width, VALUE, PROB, DPROB, None, SLACK, BACKWARDS, LOOPS, M, BLOCK,
         )  # fmt: skip
         row = tl.cast(b, tl.int64) * (reach + 1)

@@ -6,9 +6,9 @@ import triton.language as tl
 from knapgrad.kernels.triton.many_options import collect_in_loops, depth_of, heaviest_at
 from knapgrad.kernels.triton.memory import line_of
 from knapgrad.kernels.triton.option_instances import fill
-from knapgrad.kernels.triton.options import limits_of_choices, start_row
+from knapgrad.kernels.triton.options import limits_of_choices
 from knapgrad.kernels.triton.paths import NUMBERS, log_chance
-from knapgrad.kernels.triton.steps import band_of, scale_of, weight_of
+from knapgrad.kernels.triton.steps import band_of, scale_of, start_row, weight_of
 
 
 @triton.jit

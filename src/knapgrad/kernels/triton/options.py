@@ -18,7 +18,7 @@ import triton.language as tl
 from knapgrad.kernels.triton.many_options import collect_in_loops, fill_in_loops, heaviest_at
 from knapgrad.kernels.triton.memory import line_of, load_once
 from knapgrad.kernels.triton.registers import add_up, total_of
-from knapgrad.kernels.triton.steps import INFEASIBLE, band_of, score_of, weight_of
+from knapgrad.kernels.triton.steps import INFEASIBLE, band_of, can_pick, first_prefix, score_of, start_row, weight_of
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def times_changed(x, dx, P, R, SIZE: tl.constexpr):
 
 @triton.jit
 def join(
-    V, T, c, weights, scores, z, old_top,
+    V, T, c, weights, sides, scores, z, old_top,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +88,7 @@ def join(
     of :func:`knapgrad.lattice.tournament`. JOIN is this function: by its own name, Triton 3.3 could not call it."""
     if HIGH - LOW == 1:
         below = c - weights[LOW]
-        fits = below >= 0
+        fits = can_pick(c, weights[LOW], sides)
         if SLACK:
             fits = fits & (below <= old_top)
         else:
@@ -101,10 +101,10 @@ def join(
     else:
         MIDDLE: tl.constexpr = LOW + (HIGH - LOW) // 2
         skip, skip_t, skip_p, skip_r = JOIN(
-            V, T, c, weights, scores, z, old_top, VALUE, PROB, DPROB, SOURCE, SLACK, dtype, LOW, MIDDLE, JOIN
+            V, T, c, weights, sides, scores, z, old_top, VALUE, PROB, DPROB, SOURCE, SLACK, dtype, LOW, MIDDLE, JOIN
         )
         pick, pick_t, pick_p, pick_r = JOIN(
-            V, T, c, weights, scores, z, old_top, VALUE, PROB, DPROB, SOURCE, SLACK, dtype, MIDDLE, HIGH, JOIN
+            V, T, c, weights, sides, scores, z, old_top, VALUE, PROB, DPROB, SOURCE, SLACK, dtype, MIDDLE, HIGH, JOIN
         )
         advantage = pick - skip
         delta = advantage.to(dtype)
@@ -124,7 +124,7 @@ def join(
 
 @triton.jit
 def fill_choice(
-    V, new_V, T, new_T, P, R, weights, scores, z, old_top, first, top, width,
+    V, new_V, T, new_T, P, R, weights, sides, scores, z, old_top, first, top, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     TABLE: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -133,7 +133,7 @@ def fill_choice(
         c = start + tl.arange(0, BLOCK)
         within = c < width
         value, tangent, p, r = join(
-            V, T, c, weights, scores, z, old_top, VALUE, PROB, DPROB, SOURCE, SLACK, dtype, 0, M, join
+            V, T, c, weights, sides, scores, z, old_top, VALUE, PROB, DPROB, SOURCE, SLACK, dtype, 0, M, join
         )
         tl.store(new_V + c, tl.where(value < INFEASIBLE, INFEASIBLE, value), mask=within)
         if SOURCE is not None:
@@ -149,17 +149,8 @@ def fill_choice(
 
 
 @triton.jit
-def start_row(row, end, first_cell, BLOCK: tl.constexpr):
-    """0 in cells 0..end; at least the first cell is written."""
-    tl.store(row, first_cell)
-    for start in range(0, end + 1, BLOCK):
-        c = start + tl.arange(0, BLOCK)
-        tl.store(row + c, tl.zeros([BLOCK], row.dtype.element_ty), mask=c <= end)
-
-
-@triton.jit
 def fill_choices(
-    theta, z, weights, scale, C, ahead, goal, slack, choices, V, T, P, R, width,
+    theta, z, weights, scale, C, ahead, goal, slack, sides, choices, V, T, P, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     TABLE: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -167,7 +158,7 @@ def fill_choices(
     ``ahead`` is the total weight, or more, so that no state is too low to matter."""
     new_V, new_T = V + width, T + width
     V_nodes, T_nodes = V + 2 * width, T + 2 * width
-    if SLACK:
+    if SLACK or len(sides) > 0:
         start_row(V, slack, tl.where(slack < 0, INFEASIBLE, 0.0).to(tl.float64), BLOCK)
         if SOURCE is not None:
             start_row(T, slack, 0.0, BLOCK)
@@ -176,7 +167,7 @@ def fill_choices(
         if SOURCE is not None:
             tl.store(T, 0.0)
     tl.debug_barrier()
-    prefix = tl.zeros_like(ahead)
+    prefix = first_prefix(ahead, goal, sides)
     for k in range(choices):
         _, old_top, _ = band_of(prefix, ahead, goal, slack, SLACK)
         if LOOPS:
@@ -194,7 +185,7 @@ def fill_choices(
             prefix += heaviest_of(w, M)
             _, top, low = band_of(prefix, ahead, goal, slack, SLACK)
             fill_choice(
-                V, new_V, T, new_T, P, R, w, scores, z_k, old_top, line_of(low), top, width,
+                V, new_V, T, new_T, P, R, w, sides, scores, z_k, old_top, line_of(low), top, width,
                 VALUE, PROB, DPROB, SOURCE, SLACK, TABLE, M, BLOCK,
             )  # fmt: skip
         tl.debug_barrier()
@@ -310,9 +301,10 @@ def limits_of_choices(
         total += tl.sum(tl.minimum(heaviest, C + 1).to(tl.int64))
     goal = C
     if not FRONTIER:
-        goal = tl.minimum(C, total).to(tl.int32)
+        goal = tl.maximum(tl.minimum(C, total), 0).to(tl.int32)
     spare = goal
     if SLACK:
         unused = tl.load(slack) - (given - goal)
         spare = tl.minimum(tl.maximum(unused, -1), goal).to(tl.int32)
+    spare = tl.where(C < 0, -1, spare)
     return C, total, goal, spare

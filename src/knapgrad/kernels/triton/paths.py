@@ -1,4 +1,7 @@
-"""Paths through the table of an instance: drawing selections, their log-probabilities, the most probable one."""
+"""Paths through the table of an instance: drawing selections, their log-probabilities, the most probable one.
+
+A pick that several budgets do not allow has a probability of 0 in the table, so no digits are looked at here.
+"""
 
 import triton
 import triton.language as tl
@@ -6,18 +9,28 @@ import triton.language as tl
 from knapgrad.kernels.triton import instances
 from knapgrad.kernels.triton.instances import fill
 from knapgrad.kernels.triton.memory import collect_any_row, line_of, start_of, tiles_of
-from knapgrad.kernels.triton.steps import band_of, is_live, limits_of, scale_of, settled, weight_of
+from knapgrad.kernels.triton.steps import (
+    band_of,
+    first_prefix,
+    is_live,
+    limits_of,
+    scale_of,
+    settled,
+    sides_of,
+    start_row,
+    weight_of,
+)
 
 NUMBERS = [*instances.NUMBERS, "whole", "samples"]
 
 
 @triton.jit
-def harden(weights, C, total, goal, slack, n, M, Q, width, SLACK: tl.constexpr, BLOCK: tl.constexpr):
+def harden(weights, C, total, goal, slack, sides, n, M, Q, width, SLACK: tl.constexpr, BLOCK: tl.constexpr):
     """[mode]: a hard sweep M over the log-probabilities of the decisions, which then stand in the table as 0 and 1."""
     new_M = M + width
-    tl.store(M, 0.0)
+    start_row(M, goal if len(sides) > 0 else -1, 0.0, BLOCK)
     tl.debug_barrier()
-    prefix = tl.zeros_like(total)
+    prefix = first_prefix(total, goal, sides)
     for i in range(n):
         w = weight_of(weights, i, C)
         old_knee, old_top, _ = band_of(prefix, total, goal, slack, SLACK)
@@ -28,12 +41,12 @@ def harden(weights, C, total, goal, slack, n, M, Q, width, SLACK: tl.constexpr, 
         for t in range(begin, end, stride):
             c = start_of(t, first, lower, upper, SLACK, BLOCK) + tl.arange(0, BLOCK)
             live, fits = (c >= low) & is_live(c, knee, top, slack, SLACK), c >= w
-            can_skip, can_pick = live, live & fits
+            has_skip, has_pick = live, live & fits
             if SLACK:
-                can_skip, can_pick = can_skip & (c <= old_top), can_pick & (c - w <= old_top)
+                has_skip, has_pick = has_skip & (c <= old_top), has_pick & (c - w <= old_top)
             q = tl.load(Q + c, live, 0.0)
-            pick = tl.load(M + settled(c - w, old_knee, slack, SLACK), can_pick, 0.0) + log_chance(q)
-            skip = tl.load(M + settled(c, old_knee, slack, SLACK), can_skip, 0.0) + log_chance(1.0 - q)
+            pick = tl.load(M + settled(c - w, old_knee, slack, SLACK), has_pick, 0.0) + log_chance(q)
+            skip = tl.load(M + settled(c, old_knee, slack, SLACK), has_skip, 0.0) + log_chance(1.0 - q)
             better = fits & (pick > skip)
             tl.store(new_M + c, tl.where(better, pick, skip), mask=live)
             tl.store(Q + c, tl.where(better, 1.0, 0.0) + 0.0 * q, mask=live)
@@ -50,30 +63,32 @@ def log_chance(q):
 @triton.jit(do_not_specialize=NUMBERS)
 def sample_kernel(
     theta, uniforms, weights, capacity, slack, gamma,
-    scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, slack_step, gamma_step,
+    scale: tl.float64, batch, whole, samples, n, width, reach, inner, plane,
+    weights_step, capacity_step, slack_step, gamma_step,
     y, V_rows, rows, tables,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SLACK: tl.constexpr,
-    GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
+    BOX: tl.constexpr, GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, DRAW: tl.constexpr, HARDEN: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """[sample], LANES paths at a time; if not DRAW, the more probable branch each time, or with HARDEN the mode.
     FILLED: tables are given, one per instance. These are ``batch`` instances of ``whole``, the stride of samples."""
     program = tl.program_id(0).to(tl.int64)
     V = V_rows + program * 2 * width
+    sides = sides_of(inner, plane, BOX)
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
         Q = tables + (tl.cast(b, tl.int64) if FILLED else program) * n * width
         items = tl.cast(b, tl.int64) * n
         own = weights + tl.cast(b, tl.int64) * weights_step
         C, total, goal, spare = limits_of(
-            own, capacity + b * capacity_step, slack + b * slack_step, reach, n, tl.int64, SLACK, BLOCK
+            own, capacity + b * capacity_step, slack + b * slack_step, reach, n, tl.int64, SLACK, BOX, BLOCK
         )
         if not FILLED:
             fill(
                 theta + items, theta, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
-                spare, n, V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
+                spare, sides, n, V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
             )  # fmt: skip
         if HARDEN:
-            harden(own, C, total, goal, spare, n, V, Q, width, SLACK, BLOCK)
+            harden(own, C, total, goal, spare, sides, n, V, Q, width, SLACK, BLOCK)
         for start in range(0, samples, LANES):
             s = start + tl.arange(0, LANES)
             live = s < samples
@@ -102,26 +117,28 @@ def sample_kernel(
 @triton.jit(do_not_specialize=NUMBERS)
 def log_prob_kernel(
     theta, selections, cotangent, weights, capacity, slack, gamma,
-    scale: tl.float64, batch, whole, samples, n, width, reach, weights_step, capacity_step, slack_step, gamma_step,
+    scale: tl.float64, batch, whole, samples, n, width, reach, inner, plane,
+    weights_step, capacity_step, slack_step, gamma_step,
     log_prob, gradient, V_rows, rows, tables,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SLACK: tl.constexpr,
-    GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
+    BOX: tl.constexpr, GAMMAS: tl.constexpr, NARROW: tl.constexpr, BLOCK: tl.constexpr,
     FILLED: tl.constexpr, BACKWARDS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """[log-prob] along the path of each selection; BACKWARDS, an E sweep that receives terms along those paths."""
     program = tl.program_id(0).to(tl.int64)
     V = V_rows + program * 2 * width
+    sides = sides_of(inner, plane, BOX)
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
         Q = tables + (tl.cast(b, tl.int64) if FILLED else program) * n * width
         items = tl.cast(b, tl.int64) * n
         own = weights + tl.cast(b, tl.int64) * weights_step
         C, total, goal, spare = limits_of(
-            own, capacity + b * capacity_step, slack + b * slack_step, reach, n, tl.int64, SLACK, BLOCK
+            own, capacity + b * capacity_step, slack + b * slack_step, reach, n, tl.int64, SLACK, BOX, BLOCK
         )
         if not FILLED:
             fill(
                 theta + items, theta, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
-                spare, n, V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
+                spare, sides, n, V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
             )  # fmt: skip
         for start in range(0, samples, LANES):
             s = start + tl.arange(0, LANES)

@@ -29,11 +29,12 @@ def limits_of(batch: Batch) -> tuple[Tensor, Tensor]:
     if all instances share them, else one per instance."""
     constants = batch.constants
     capacity = constants["capacity"].clamp(max=batch.reach)
-    total = torch.minimum(constants["weights"], capacity[:, None] + 1).sum(-1)
-    goal = torch.minimum(total, capacity)
-    if not constants["SLACK"]:
-        return goal, goal
-    slack = torch.minimum((constants["slack"] - (constants["capacity"] - goal)).clamp(min=-1), goal)
+    goal = capacity
+    if not constants["BOX"]:
+        goal = torch.minimum(torch.minimum(constants["weights"], capacity[:, None] + 1).sum(-1), capacity)
+    goal = goal.clamp(min=0)
+    slack = constants["slack"] - (constants["capacity"] - goal) if constants["SLACK"] else goal
+    slack = torch.where(capacity < 0, -1, torch.minimum(slack.clamp(min=-1), goal))
     goal, slack = torch.broadcast_tensors(goal, slack)
     return goal.contiguous(), slack.contiguous()
 
@@ -42,15 +43,18 @@ class Limits(NamedTuple):
     """What a pipeline knows about a constraint: integers, one row for all instances or one for each."""
 
     goals: Tensor  # (1 or batch,)
-    slacks: Tensor | None  # the same; None if all of the capacity may stay unused
+    slacks: Tensor  # the same
     moves: Tensor  # (1 or batch, n): weights, of which the ones that do not fit anywhere are goals + 1
+    is_free: bool  # all of the capacity may stay unused, so rows are constant above all sums of weights
+    box: dict[str, int]  # of several budgets, as plan.box_of
     whole: bool = False  # the way back starts from a row that is given, not from the goal
 
     @classmethod
     def of(cls, batch: Batch) -> Limits:
         goals, slacks = limits_of(batch)
-        moves = torch.minimum(batch.constants["weights"], goals[:, None] + 1)
-        return cls(goals, slacks if batch.constants["SLACK"] else None, moves)
+        moves, constants = torch.minimum(batch.constants["weights"], goals[:, None] + 1), batch.constants
+        box = {name: constants[name] for name in ("BOX", "inner", "plane")}
+        return cls(goals, slacks, moves, not constants["SLACK"] and not constants["BOX"], box)
 
     def bands(self, layout: plan.Tiles) -> Tensor:
         """What the kernels know about live states, 32-bit integers (:mod:`knapgrad.kernels.triton.tiles`)."""
@@ -58,7 +62,7 @@ class Limits(NamedTuple):
         prefix = pad(self.moves.cumsum(1), (1, 0))
         ends = torch.arange(0, n + layout.group, layout.group, device=device).clamp(max=n)  # of groups
         at, goal = prefix[:, ends], self.goals[:, None].long()
-        tops = torch.minimum(at if self.slacks is None else at + self.slacks[:, None].clamp(min=0), goal)
+        tops = torch.minimum(at if self.is_free else at + self.slacks[:, None].clamp(min=0), goal)
         lows = (goal - (prefix[:, -1:] - at)).clamp(min=0)
         tops, lows = torch.broadcast_tensors(tops, torch.zeros_like(lows) if self.whole else lows)
         starts = layout.tile * torch.arange(layout.tiles, device=device).expand(len(tops), -1).contiguous()
@@ -82,14 +86,14 @@ class Pipeline:
         self.layout = layout
         self.shape, self.dtype = theta.shape, theta.dtype
         self.bands = limits.bands(layout)
-        slacks = limits.goals if limits.slacks is None else limits.slacks
-        self.goals, self.slacks = (x.expand(len(self.bands)).int().contiguous() for x in (limits.goals, slacks))
+        limited = limits.goals, limits.slacks
+        self.goals, self.slacks = (x.expand(len(self.bands)).int().contiguous() for x in limited)
         self.moves = limits.moves.int()
         self.count = 1 if source is None else 2  # of tables
         self.options = {
             "tiles": layout.tiles, "n": self.shape[1], "TILE": layout.tile, "HALO": layout.halo, "GROUP": layout.group,
-            "SOURCE": choices.source(source), "SLACK": limits.slacks is not None, "WHOLE": limits.whole,
-            "num_warps": 1, **choices.functions(regularizer),
+            "SOURCE": choices.source(source), "SLACK": not limits.is_free, "WHOLE": limits.whole,
+            "num_warps": 1, **limits.box, **choices.functions(regularizer),
         }  # fmt: skip
         self.launches: dict[tuple[Any, ...], tuple[Launch, list[str]]] = {}  # and what changes from call to call
 
@@ -146,9 +150,10 @@ class Segmented:
         limits = Limits.of(batch)
         goals, moves = limits.goals.expand(size), limits.moves.expand(size, n)
         slacks = goals.new_zeros(size, segments)  # what stays unused is left by the first segment
-        slacks[:, 0] = goals if limits.slacks is None else limits.slacks
+        slacks[:, 0] = limits.slacks
         moves = pad(moves, self.padding).reshape(size * segments, length)
-        each = Limits(goals.repeat_interleave(segments), slacks.flatten(), moves, whole=True)
+        goals = goals.repeat_interleave(segments)
+        each = limits._replace(goals=goals, slacks=slacks.flatten(), moves=moves, is_free=False, whole=True)
         self.goals = limits.goals.int()
         self.pipeline = Pipeline(batch.theta.new_empty(moves.shape), each, batch.regularizer, layout, source)
         self.joined = Segments(size, segments, layout.width, batch.theta.dtype, source is not None)

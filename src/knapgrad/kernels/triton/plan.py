@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from knapgrad.lattice import moduli_of
+
 LARGEST_ROW = 1 << 15  # capacities that one program works on
 NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
 SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs per multiprocessor
@@ -13,7 +15,7 @@ ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 TILE, FAR_TILE = 32, 64  # capacities of a program in a pipeline; of picks that move further than the first
 GROUP, FAR_GROUP = 8, 2  # items that it reads ahead: 16 are 10% faster, and take half a minute to compile
 PIPELINED = 1, 5, 1024  # instances per multiprocessor, up to which a pipeline pays; tiles, and items, from which on
-PIPELINED_FAR = 0, 0, 0  # the same for picks that move further than a tile: not measured yet, so never
+PIPELINED_FAR = 0, 0, 0, 0  # the same for picks that move further than a tile, and the most tiles
 SEGMENTED = 16, 1024  # tiles per multiprocessor, up to which items are cut into segments, and their least length
 
 
@@ -71,10 +73,10 @@ def tiles(
 ) -> Tiles | None:
     """A pipeline, where it is faster."""
     is_far = heaviest > TILE
-    tile, group, rule = (FAR_TILE, FAR_GROUP, PIPELINED_FAR) if is_far else (TILE, GROUP, PIPELINED)
-    most, least, items = rule
+    tile, group, rule = (FAR_TILE, FAR_GROUP, PIPELINED_FAR) if is_far else (TILE, GROUP, (*PIPELINED, 1 << 31))
+    instances, least, items, most = rule
     count = -(-(reach + 1) // tile)
-    if batch > most * multiprocessors or count < least or n < items:
+    if batch > instances * multiprocessors or n < items or not least <= count <= most:
         return None
     halo = tile if is_far else power_of_2(heaviest)
     edges = count * halo * (8 + (2 * tables - 1) * itemsize)
@@ -106,8 +108,16 @@ def segments(
 def is_shared(n: int, reach: int, size: int) -> bool:
     """Whether many programs share a row: the row is long, or the table has too many cells for 32-bit indices, or, at
     ``size`` bytes per cell, there is no room for one table per program."""
-    table = n * whole_lines(reach + 1)
-    return reach >= LARGEST_ROW or table >= 2**31 or (reach >= LARGEST_ROW // 8 and table * size > SCRATCH[1] // 8)
+    width = whole_lines(reach + 1)
+    is_large = reach >= LARGEST_ROW // 8 and n * width * size > SCRATCH[1] // 8
+    return reach >= LARGEST_ROW or (n + 1) * width >= 2**31 or is_large
+
+
+def box_of(box: tuple[int, ...]) -> dict[str, int]:
+    """What kernels know of a box of budgets: how many digits of a state may have to borrow, and what these digits are
+    remainders of. One of a budget of 0 never has."""
+    moduli = sorted({modulus for modulus in moduli_of(box) if modulus > 1})
+    return {"BOX": len(moduli), **dict(zip(("inner", "plane"), [*moduli, 1, 1]))}
 
 
 def whole_lines(cells: int) -> int:

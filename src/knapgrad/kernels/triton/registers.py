@@ -3,12 +3,12 @@
 import triton
 import triton.language as tl
 
-from knapgrad.kernels.triton.steps import INFEASIBLE, decide, follow, score_of, weight_of
+from knapgrad.kernels.triton.steps import INFEASIBLE, can_pick, decide, follow, score_of, weight_of
 
 
 @triton.jit
 def fill_registers(
-    theta, z, weights, scale, C, slack, n, Q, R,
+    theta, z, weights, scale, C, slack, sides, n, Q, R,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -22,7 +22,7 @@ def fill_registers(
     for i in range(n):
         later = tl.minimum(i + 1, n - 1)
         next_w, next_score = weight_of(weights, later, C), score_of(theta, later, scale)
-        fits, below = c >= w, tl.maximum(c - w, 0)
+        fits, below = can_pick(c, w, sides), tl.maximum(c - w, 0)
         V, q = decide(V, tl.gather(V, below, 0) + score, fits, VALUE, PROB, dtype)
         tl.store(Q + c, q)
         if SOURCE is not None:

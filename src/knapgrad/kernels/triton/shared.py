@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from knapgrad.kernels.triton.memory import collect_any_row, fill_any_row, line_of
-from knapgrad.kernels.triton.steps import band_of, scale_of, score_of
+from knapgrad.kernels.triton.steps import band_of, scale_of, score_of, sides_of
 
 _NUMBERS = ["n", "width", "length", "i", "row"]
 
@@ -20,12 +20,12 @@ def _limits(prefix, goal, slack, b, i, n, SLACK: tl.constexpr):
     return tl.load(prefix), tl.load(prefix + 1), tl.load(prefix + n - i), target, spare
 
 
-@triton.jit(do_not_specialize=[*_NUMBERS, "gamma_step"])
+@triton.jit(do_not_specialize=[*_NUMBERS, "inner", "plane", "gamma_step"])
 def fill_item_kernel(
     theta, z, prefix, goal, slack, gamma, V_rows, rows, tables,
-    scale: tl.float64, n, width, length, i, row, gamma_step,
+    scale: tl.float64, n, width, length, i, row, inner, plane, gamma_step,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
-    GAMMAS: tl.constexpr, BLOCK: tl.constexpr,
+    BOX: tl.constexpr, GAMMAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(1).to(tl.int64)
     before, after, total, target, spare = _limits(prefix, goal, slack, b, i, n, SLACK)
@@ -38,7 +38,7 @@ def fill_item_kernel(
     fill_any_row(
         V + even, V + odd, T + even, T + odd, Q, Q + length.to(tl.int64) * width,
         score_of(theta + b * n, i, scale_of(gamma, scale, b, gamma_step, GAMMAS)), tl.load(z + b * n + i),
-        (after - before).to(tl.int32), old_knee, old_top, line_of(low), knee, top, spare,
+        (after - before).to(tl.int32), sides_of(inner, plane, BOX), old_knee, old_top, line_of(low), knee, top, spare,
         tl.program_id(0), tl.num_programs(0), width, VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK,
     )  # fmt: skip
 

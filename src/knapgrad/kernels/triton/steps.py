@@ -1,7 +1,8 @@
 """One step, from the old row to the new one, and the numbers of one instance.
 
 Constants of a kernel: VALUE, PROB and DPROB, the functions of a regularizer; SOURCE, what a tangent sweep follows, or
-None; SLACK, whether an instance must use some of its capacity.
+None; SLACK, whether an instance must use some of its capacity; BOX, how many digits of a state may have to borrow from
+the one before, where there are several budgets (:func:`knapgrad.kernels.triton.plan.box_of`), else 0.
 """
 
 import triton
@@ -73,23 +74,88 @@ def weight_of(weights, i, C):
 
 @triton.jit
 def limits_of(
-    weights, capacity, slack, reach, n, dtype: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr
+    weights, capacity, slack, reach, n,
+    dtype: tl.constexpr, SLACK: tl.constexpr, BOX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The capacity, the total weight, the state to start from, which is the smaller of the two, and how much of that
-    may stay unused. Totals have 32 bits where one program works on a whole table: its cells are numbered in as
-    many."""
+    """The capacity, the last prefix sum (the total weight), the state to start from, which is the smaller of the two,
+    and how much of that may stay unused. Sums have 32 bits where one program works on a whole table: its cells are
+    numbered in as many. With several budgets the state to start from is the capacity. Of one that is not valid, below
+    0, less than 0 may stay unused."""
     given = tl.load(capacity)
     C = tl.minimum(given, reach).to(tl.int32)
     total = tl.zeros([], dtype)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
         total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1).to(dtype))
-    goal = tl.minimum(C, total).to(tl.int32)
+    goal = C if BOX else tl.minimum(C, total).to(tl.int32)
+    goal = tl.maximum(goal, 0)
     spare = goal
     if SLACK:
         unused = tl.load(slack) - (given - goal)
         spare = tl.minimum(tl.maximum(unused, -1), goal).to(tl.int32)
+    if BOX:
+        total += goal
+    spare = tl.where(C < 0, -1, spare)
     return C, total, goal, spare
+
+
+@triton.jit
+def first_prefix(total, goal, sides):
+    """The prefix sum before the first item. With several budgets sums begin at the goal, so that all of a row is live:
+    it is constant nowhere, because the order of numbers is not that of boxes."""
+    prefix = tl.zeros_like(total)
+    if len(sides) > 0:
+        prefix += goal
+    return prefix
+
+
+@triton.jit
+def start_row(row, end, first_cell, BLOCK: tl.constexpr):
+    """0 in cells 0..end; at least the first cell is written."""
+    tl.store(row, first_cell)
+    for start in range(0, end + 1, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        tl.store(row + c, tl.zeros([BLOCK], row.dtype.element_ty), mask=c <= end)
+
+
+# Several budgets: an item can be picked where no digit of the state has to borrow.
+
+
+@triton.jit
+def sides_of(inner, plane, BOX: tl.constexpr):
+    """What :func:`can_pick` needs of a box: the divisors that give its digits, none for one budget."""
+    if BOX == 0:
+        return ()
+    elif BOX == 1:
+        return (divisor_of(inner),)
+    else:
+        return divisor_of(inner), divisor_of(plane)
+
+
+@triton.jit
+def divisor_of(d):
+    """A number from 2 on, and what makes division by it a multiplication, exact for numbers below 2**31."""
+    bits = tl.zeros([], tl.int32)
+    for k in tl.static_range(31):
+        bits += ((1 << k) < d).to(tl.int32)
+    factor = ((tl.full([], 1, tl.int64) << (31 + bits)) + d - 1) // d
+    return d, factor.to(tl.uint32), (bits - 1).to(tl.uint32)
+
+
+@triton.jit
+def remainder(c, divisor):
+    d, factor, shift = divisor
+    return c - (tl.umulhi(c.to(tl.uint32), factor) >> shift).to(tl.int32) * d
+
+
+@triton.jit
+def can_pick(c, w, sides):
+    fits = c >= w
+    if len(sides) > 0:
+        fits = fits & (remainder(c, sides[0]) >= remainder(w, sides[0]))
+    if len(sides) > 1:
+        fits = fits & (remainder(c, sides[1]) >= remainder(w, sides[1]))
+    return fits
 
 
 # Which states of a row are live. From the knee to the slack a row is constant; above the top it is infeasible.

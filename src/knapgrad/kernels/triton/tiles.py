@@ -22,15 +22,17 @@ from knapgrad.kernels.triton.registers import total_of
 from knapgrad.kernels.triton.steps import (
     FEASIBLE,
     INFEASIBLE,
+    can_pick,
     decide,
     follow,
     scale_of,
     score_of,
+    sides_of,
     taint_of,
 )  # fmt: skip
 
 ABSENT = tl.constexpr(-1)  # all bits: a NaN that arithmetic may give too, so another one is sent instead of it
-NUMBERS = ["n", "first", "count", "tiles", "moves_step", "limits_step", "gamma_step"]
+NUMBERS = ["n", "first", "count", "tiles", "inner", "plane", "moves_step", "limits_step", "gamma_step"]
 
 
 @triton.jit
@@ -114,11 +116,11 @@ def numbers_from(x, start, step: tl.constexpr, count, GROUP: tl.constexpr):
 @triton.jit(do_not_specialize=NUMBERS)
 def fill_tiles_kernel(
     theta, z, moves, goals, slacks, bands, gamma,
-    scale: tl.float64, n, first, count, tiles, moves_step, limits_step, gamma_step,
+    scale: tl.float64, n, first, count, tiles, inner, plane, moves_step, limits_step, gamma_step,
     turn, V_edges, T_edges, V_start, T_start, V_end, T_end, tables, value, tangent,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
-    GAMMAS: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, HALO: tl.constexpr, GROUP: tl.constexpr,
-    TILE: tl.constexpr,
+    BOX: tl.constexpr, GAMMAS: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, HALO: tl.constexpr,
+    GROUP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """From item ``first`` on, ``count`` items; rows are read and left at both ends. STORED: with tables. After the last
     item, value and tangent; NaN is left in Q at the goal as well, from where it reaches all that is computed. WHOLE:
@@ -134,7 +136,8 @@ def fill_tiles_kernel(
     c = t * TILE + lane
     dtype: tl.constexpr = theta.dtype.element_ty
     strength = scale_of(gamma, scale, b, gamma_step, GAMMAS)
-    goal = tl.load(goals + b * limits_step)
+    goal, spare = tl.load(goals + b * limits_step), tl.load(slacks + b * limits_step)
+    sides = sides_of(inner, plane, BOX)
     is_last = first + count == n
     theta += b * n
     is_goal = t == (0 if WHOLE else goal // TILE)
@@ -159,7 +162,7 @@ def fill_tiles_kernel(
             T = tl.load(T_start + row)
     else:
         if SLACK:
-            V = tl.where(c <= tl.load(slacks + b * limits_step), V, INFEASIBLE)
+            V = tl.where(c <= spare, V, INFEASIBLE)
         else:
             if begin > 0:
                 below = tl.load(bands + begin) - t * TILE
@@ -196,7 +199,7 @@ def fill_tiles_kernel(
             T_next = receive(T_in, stride, next_weights, -1, next_room, GROUP, TILE)
         for j in tl.static_range(GROUP):
             at = lane - weights[j]
-            fits, below = c >= weights[j], tl.maximum(at, 0)
+            fits, below = can_pick(c, weights[j], sides), tl.maximum(at, 0)
             send(V_out, V, sends)
             pick = tl.where(at < 0, V_found[j].to(tl.float64, bitcast=True), tl.gather(V, below, 0))
             V, q = decide(V, pick + scores[j], fits, VALUE, PROB, dtype)
@@ -224,7 +227,7 @@ def fill_tiles_kernel(
     if WHOLE:
         tl.store(value + b, taint, mask=is_last & is_goal)
     elif is_last:
-        V = tl.where(V < FEASIBLE, float("nan"), V) + taint
+        V = tl.where((V < FEASIBLE) | (spare < 0), float("nan"), V) + taint
         at_goal = c == goal
         tl.store(value + b + 0 * lane, V, mask=at_goal)
         if SOURCE is not None:
