@@ -40,7 +40,12 @@ WAYS = {
 TOP_K = [(64, 1024, 128), (16, 4096, 512), (8, 8192, 1024), (4, 32768, 2048), (1, 131072, 2048)]
 #: batch, items, capacity
 WIDE = [(16, 500, 5000), (8, 1000, 50_000), (4, 1000, 1_000_000)]
-SECTIONS = ["small", "large", "top-k", "segments", "variants", "wide", "wide variants", "crossover"]
+WIDE_CROSSOVER = [
+    (batch, n, capacity) for n in (100, 500) for capacity in (600, 2000, 5000, 20_000) for batch in (1, 8, 32, 132)
+] + [(4, 1000, 100_000), (4, 1000, 250_000)]  # fmt: skip
+SECTIONS = [
+    "small", "large", "top-k", "segments", "variants", "wide", "wide variants", "crossover", "wide crossover",
+]  # fmt: skip
 #: tiles per multiprocessor, up to which items are cut into segments, and their least length
 SEGMENTS = [(4, 1024), (8, 1024), (16, 1024), (32, 1024)]
 BATCHES = 16, 64, 128, 256, 512, 1024
@@ -273,7 +278,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("pipeline.json"))
     parser.add_argument("--regularizers", nargs="*", default=list(REGULARIZERS))
     parser.add_argument("--seconds", type=float, default=0.15, help="for each number")
-    parser.add_argument("--alone", action="store_true", help="the pipeline without the other way")
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=["pipeline", "one program"])
     parser.add_argument("--limit", type=float, default=400.0, help="seconds after which nothing more is begun")
     options = parser.parse_args()
     begin = time.perf_counter()
@@ -294,7 +299,7 @@ def main() -> None:
                 show(rows[-1])
                 save(section, rows)
 
-    ways = ["pipeline"] if options.alone else ["pipeline", "one program"]
+    ways = options.ways
     if "small" in options.sections:
         save("small", check_small())
     if "large" in options.sections:
@@ -310,6 +315,8 @@ def main() -> None:
         table("wide", WIDE, knapsack, options.regularizers, ways)
     if "crossover" in options.sections:
         table("crossover", CROSSOVER, lambda n, k: kg.TopK(k), options.regularizers[:1], ways)
+    if "wide crossover" in options.sections:
+        table("wide crossover", WIDE_CROSSOVER, knapsack, options.regularizers[:1], ways)
     bad = [row for row in results.get("small", []) if not row["good"]]
     print(f"{time.perf_counter() - begin:.0f} s; {len(bad)} checks failed", flush=True)
 

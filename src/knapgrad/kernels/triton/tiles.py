@@ -26,7 +26,6 @@ from knapgrad.kernels.triton.steps import (
     decide,
     follow,
     scale_of,
-    score_of,
     sides_of,
     taint_of,
 )  # fmt: skip
@@ -51,7 +50,7 @@ def receive(edges, stride, weights, way: tl.constexpr, room, GROUP: tl.constexpr
     lane = tl.arange(0, TILE)
     found = ()
     for j in tl.static_range(GROUP):
-        at = lane + way * weights[j]
+        at = lane + way * of_lane(weights, j, TILE)
         beyond = ((at < 0) & (at >= -room)) | ((at >= TILE) & (at < TILE + room))
         found = found + (tl.load(edges + (j * stride + at), beyond, 0, volatile=True),)  # type: ignore[assignment]
     return found
@@ -93,24 +92,31 @@ def bands_at(bands, b, limits_step, n, tiles, GROUP: tl.constexpr):
     return bands + b * limits_step * 2 * (groups_of(n, GROUP) + 1 + tiles)
 
 
-@triton.jit
-def scores_from(theta, scale, start, count, GROUP: tl.constexpr):
-    """Of a group of items; beyond the last, of one that is never picked."""
-    scores = ()
-    for j in tl.static_range(GROUP):
-        score = score_of(theta, tl.minimum(start + j, count - 1), scale)
-        scores = scores + (tl.where(start + j < count, score, INFEASIBLE),)  # type: ignore[assignment]
-    return scores
+# Numbers of a group of items are in as many lanes: a load of each would cost more than a shuffle, and a load that is
+# the same for all lanes goes to a register of the whole warp, for which it stops.
 
 
 @triton.jit
 def numbers_from(x, start, step: tl.constexpr, count, GROUP: tl.constexpr):
     """Of a group of items, forwards or backwards; 0 beyond the last, or before the first."""
-    found = ()
-    for j in tl.static_range(GROUP):
-        i = start + j * step
-        found = found + (tl.load(x + i, (i >= 0) & (i < count), 0),)  # type: ignore[assignment]
-    return found
+    lane = tl.arange(0, 32)
+    i = start + step * lane
+    return tl.load(x + i, (lane < GROUP) & (i >= 0) & (i < count), 0)
+
+
+@triton.jit
+def scores_from(theta, scale, start, count, GROUP: tl.constexpr):
+    """Of a group of items, as score_of; beyond the last, of one that is never picked."""
+    lane = tl.arange(0, 32)
+    there = (lane < GROUP) & (start + lane < count)
+    score = tl.load(theta + start + lane, there, float("-inf")).to(tl.float64) * scale
+    return tl.where(score == float("-inf"), INFEASIBLE, score)
+
+
+@triton.jit
+def of_lane(x, j: tl.constexpr, TILE: tl.constexpr):
+    """What one lane has, for all."""
+    return tl.gather(x, tl.full([TILE], j, tl.int32), 0)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -174,8 +180,10 @@ def fill_tiles_kernel(
 
     scores, weights = scores_from(theta, strength, start, count, GROUP), numbers_from(moves, start, 1, count, GROUP)
     next_weights = numbers_from(moves, start + GROUP, 1, count, GROUP)
-    lows = bands + groups_of(n, GROUP) + 1
-    room, next_low = t * TILE - tl.load(lows + from_group) // TILE * TILE, tl.load(lows + from_group + 1)
+    ends = groups_of(n, GROUP) + 1
+    lows = bands + ends
+    low, next_low = numbers_from(lows, from_group, 1, ends, 1), numbers_from(lows, from_group + 1, 1, ends, 1)
+    room = t * TILE - of_lane(low, 0, TILE) // TILE * TILE
     V_found = receive(V_in, stride, weights, -1, room, GROUP, TILE)
     if SOURCE is not None:
         directions = numbers_from(z, start, 1, count, GROUP)
@@ -185,8 +193,8 @@ def fill_tiles_kernel(
         later = start + GROUP
         next_scores = scores_from(theta, strength, later, count, GROUP)
         far_weights = numbers_from(moves, later + GROUP, 1, count, GROUP)
-        far_low = tl.load(lows + tl.minimum(g + 2, to_group))
-        next_room = t * TILE - next_low // TILE * TILE
+        far_low = numbers_from(lows, g + 2, 1, ends, 1)
+        next_room = t * TILE - of_lane(next_low, 0, TILE) // TILE * TILE
         while some_absent(V_found, GROUP):
             V_found = receive(V_in, stride, weights, -1, room, GROUP, TILE)
         V_in += GROUP * stride
@@ -198,18 +206,19 @@ def fill_tiles_kernel(
             T_in += GROUP * stride
             T_next = receive(T_in, stride, next_weights, -1, next_room, GROUP, TILE)
         for j in tl.static_range(GROUP):
-            at = lane - weights[j]
-            fits, below = can_pick(c, weights[j], sides), tl.maximum(at, 0)
+            w = of_lane(weights, j, TILE)
+            at = lane - w
+            fits, below = can_pick(c, w, sides), tl.maximum(at, 0)
             send(V_out, V, sends)
             pick = tl.where(at < 0, V_found[j].to(tl.float64, bitcast=True), tl.gather(V, below, 0))
-            V, q = decide(V, pick + scores[j], fits, VALUE, PROB, dtype)
+            V, q = decide(V, pick + of_lane(scores, j, TILE), fits, VALUE, PROB, dtype)
             stored = (lane >= 0) & (start + j < count)
             if STORED:
                 tl.store(Q, q, mask=stored, cache_modifier=".cs")
             if SOURCE is not None:
                 send(T_out, T, sends)
                 pick = tl.where(at < 0, T_found[j].to(dtype, bitcast=True), tl.gather(T, below, 0))
-                T, r = follow(T, pick, q, directions[j], fits, DPROB, SOURCE)
+                T, r = follow(T, pick, q, of_lane(directions, j, TILE), fits, DPROB, SOURCE)
                 if STORED:
                     tl.store(R, r, mask=stored, cache_modifier=".cs")
             Q += width
@@ -301,7 +310,8 @@ def collect_tiles_kernel(
     weights = numbers_from(moves, last, -1, count, GROUP)
     next_weights = numbers_from(moves, last - GROUP, -1, count, GROUP)
     qs = rows_before(Q, width, last, count, GROUP, TILE)
-    above, top = tl.load(bands + to_group), tl.load(bands + to_group - 1)  # after the group, and before it
+    above = of_lane(numbers_from(bands, to_group, 1, to_group + 1, 1), 0, TILE)  # after the group
+    top = numbers_from(bands, to_group - 1, 1, to_group, 1)  # before it
     room = (above // TILE - t) * TILE
     E_found = receive(E_in, -stride, weights, 1, room, GROUP, TILE)
     if SOURCE is not None:
@@ -311,8 +321,8 @@ def collect_tiles_kernel(
         g = to_group - 1 - k
         last = (g + 1) * GROUP - first - 1
         far_weights = numbers_from(moves, last - 2 * GROUP, -1, count, GROUP)
-        next_top = tl.load(bands + tl.maximum(g - 1, 0))
-        next_room = (top // TILE - t) * TILE
+        next_top, top_here = numbers_from(bands, g - 1, 1, to_group, 1), of_lane(top, 0, TILE)
+        next_room = (top_here // TILE - t) * TILE
         Q -= tl.cast(GROUP * width, tl.int64)
         next_qs = rows_before(Q, width, last - GROUP, count, GROUP, TILE)
         while some_absent(E_found, GROUP):
@@ -327,7 +337,7 @@ def collect_tiles_kernel(
             D_in -= GROUP * stride
             D_next = receive(D_in, -stride, next_weights, 1, next_room, GROUP, TILE)
         for j in tl.static_range(GROUP):
-            at = lane + weights[j]
+            at = lane + of_lane(weights, j, TILE)
             beyond, up = at >= TILE, tl.minimum(at, TILE - 1)
             picked = E * qs[j]
             send(E_out, picked, sends)
@@ -343,13 +353,13 @@ def collect_tiles_kernel(
             terms -= width
             E_out -= stride
             D_out -= stride
-        highest = above // TILE
-        if (g > 0) & (top // TILE == t) & (highest > t):
-            E += tl.where(c == top, masses_of(E_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
+        if (g > 0) & (tl.max(((top_here // TILE == t) & (above // TILE > t)).to(tl.int32), 0) > 0):
+            highest = tl.load(bands + g + 1) // TILE
+            E += tl.where(c == top_here, masses_of(E_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
             if SOURCE is not None:
-                D += tl.where(c == top, masses_of(D_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
+                D += tl.where(c == top_here, masses_of(D_folds + b * tiles, t + 1, highest, dtype, TILE), 0.0)
         weights, next_weights, qs, E_found = next_weights, far_weights, next_qs, E_next
-        room, above, top = next_room, top, next_top
+        room, above, top = next_room, top_here, next_top
         if SOURCE is not None:
             rs, D_found = next_rs, D_next
     if begin * GROUP < first:
