@@ -1,9 +1,12 @@
 """Every operation at test sizes, on all layouts of rows, for NVIDIA's checker of memory accesses and races:
 
 compute-sanitizer --tool memcheck python -m benchmarks.sanitize     (or --tool racecheck)
+compute-sanitizer --tool memcheck python -m benchmarks.sanitize pipelines     (these alone)
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -30,6 +33,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device")
     torch.manual_seed(0)
+    if sys.argv[1:] == ["pipelines"]:
+        pipelines()
+        print("done")
+        return
     light, heavy = torch.randint(0, 9, (7,)), torch.randint(1, 60, (13,))
     for regularizer in (kg.Gini(0.7), kg.Tsallis(), kg.Shannon()):
         everything(torch.randn(3, 7), kg.Knapsack(light, 17), regularizer)
@@ -44,9 +51,18 @@ def main() -> None:
         for constraint in long:
             everything(torch.randn(2, 13), constraint, regularizer)
         plan.LARGEST_ROW = 1 << 15
-        everything(torch.randn(2, 600), kg.TopK([70, 100]), regularizer)  # tiles of a pipeline
-        everything(torch.randn(2, 600), kg.Knapsack(torch.randint(0, 9, (600,)), 100, at_least=90), regularizer)
+        everything(torch.randn(3, 7), kg.MultiKnapsack([light, light + 1], [9, 12]), regularizer)
+    pipelines()
     print("done")
+
+
+def pipelines() -> None:
+    """Tiles, and segments of items."""
+    plan.PIPELINED, plan.PIPELINED_FAR, plan.SEGMENTED = (1 << 20, 0, 0), (1 << 20, 0, 0, 1 << 30), (1 << 20, 64)
+    plan.GROUP = 2  # compiles sooner
+    for regularizer in (kg.Gini(0.7), kg.Shannon()):
+        everything(torch.randn(2, 200), kg.TopK([70, 100]), regularizer)
+        everything(torch.randn(2, 50), kg.Knapsack(torch.randint(1, 90, (50,)), 400), regularizer)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarnin
 
 #: where rows live -> the limits that make them
 PATHS: dict[str, dict[str, int]] = {"narrow": {}, "wide": {"NARROW": 0}, "shared": {"NARROW": 0, "LARGEST_ROW": 1}}
-#: every instance that can be is a pipeline, of small tiles and groups where they are interpreted
-TILES: dict[str, Any] = {"PIPELINED": (1 << 20, 0, 0), "PIPELINED_FAR": (1 << 20, 0, 0, 1 << 30)}
-TILES |= {} if DEVICE == "cuda" else {"TILE": 4, "FAR_TILE": 8, "GROUP": 2, "FAR_GROUP": 4}
+#: every instance that can be is a pipeline, of small groups, which compile sooner, and small tiles if interpreted
+TILES: dict[str, Any] = {"PIPELINED": (1 << 20, 0, 0), "PIPELINED_FAR": (1 << 20, 0, 0, 1 << 30), "GROUP": 2}
+TILES |= {} if DEVICE == "cuda" else {"TILE": 4, "FAR_TILE": 8, "FAR_GROUP": 4}
+USUAL_GROUP = plan.GROUP
 
 
 class Limits:

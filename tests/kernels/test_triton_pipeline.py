@@ -15,6 +15,7 @@ from test_triton import (
     RESULTS,
     SMOOTHINGS,
     TILES,
+    USUAL_GROUP,
     Call,
     Limits,
     assert_within,
@@ -180,12 +181,21 @@ def test_bad_strengths(regularizer, segments):
 
 
 def test_the_rule(limits):
-    """Few instances of many items, whose picks move by at most a tile; memory is bounded, whatever the shape."""
+    """Few instances of many items, fewer if picks move further than a tile; memory is bounded, whatever the shape."""
     assert plan.tiles(16, 4096, 512, 1, 1, 4, 132) is not None
     assert plan.tiles(16, 4096, 20, 1, 1, 4, 132) is None
     assert plan.tiles(16, 20, 512, 1, 1, 4, 132) is None
     assert plan.tiles(16, 4096, 512, plan.TILE + 1, 1, 4, 132) is None
     assert plan.tiles(8192, 4096, 512, 1, 1, 4, 132) is None
+    assert plan.tiles(16, 500, 5000, 39, 1, 4, 132) is not None is not plan.tiles(8, 1000, 50_000, 200, 2, 4, 132)
+    assert plan.tiles(16, 500, 1_000_000, 39_999, 1, 4, 132) is None is plan.tiles(32, 500, 5000, 39, 1, 4, 132)
+    assert plan.tiles(16, 100, 5000, 199, 1, 4, 132) is None is plan.tiles(16, 500, 2000, 39, 1, 4, 132)
+    assert [plan.segments(batch, n, k, 1, 1, 4, 132) for batch, n, k in [(64, 1024, 128), (132, 4096, 512)]] == [
+        None
+    ] * 2
+    for (batch, n, k), count in {(16, 4096, 512): 4, (4, 32768, 2048): 8, (1, 131072, 2048): 32}.items():
+        found = plan.segments(batch, n, k, 1, 1, 4, 132)
+        assert found is not None and found[0] == count and found[1].instances == batch * count
     for batch, n, k in [(1, 131072, 2048), (4, 100_000, 10_000), (16, 1 << 20, 130)]:
         for tables in (1, 2):
             found = plan.tiles(batch, n, k, 1, tables, 4, 132)
@@ -226,6 +236,7 @@ def test_cuda_many_tiles(dtype, tiles, regularizer):
 @needs_gpu
 def test_cuda_more_programs_than_the_device_holds(tiles):
     """132 multiprocessors hold some 4000 warps; here are 6600 programs, of which many wait for others."""
+    tiles(GROUP=USUAL_GROUP)
     large((400, 520), lambda: kg.TopK(500), "gini")
 
 

@@ -15,7 +15,7 @@ ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 TILE, FAR_TILE = 32, 64  # capacities of a program in a pipeline; of picks that move further than the first
 GROUP, FAR_GROUP = 8, 2  # items that it reads ahead: 16 are 10% faster, and take half a minute to compile
 PIPELINED = 1, 5, 1024  # instances per multiprocessor, up to which a pipeline pays; tiles, and items, from which on
-PIPELINED_FAR = 0, 0, 0, 0  # the same for picks that move further than a tile, and the most tiles
+PIPELINED_FAR = 1 / 8, 64, 400, 2048  # the same for picks that move further than a tile, and the most tiles
 SEGMENTED = 16, 1024  # tiles per multiprocessor, up to which items are cut into segments, and their least length
 
 
