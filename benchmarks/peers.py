@@ -23,6 +23,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,11 @@ LONG = (8, 8192, 1024)  # ours alone: the others take minutes, or gigabytes
 _NEVER = -1e10
 
 
+limit = cache(kg.TopK)  # made once, as in a model: on a GPU it keeps its arrays there
+
+
 def knapgrad(theta: Tensor, k: int) -> Tensor:
-    return kg.relax(theta, kg.TopK(k), kg.Shannon(GAMMA))
+    return kg.relax(theta, limit(k), kg.Shannon(GAMMA))
 
 
 def table(theta: Tensor, k: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""Writes the tables of docs/performance.md, from the files in benchmarks/results: ``python docs/tools/tables.py``."""
+"""Writes tables of docs/performance.md and docs/gpu.md, from the files in benchmarks/results:
+``python docs/tools/tables.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "performance.md"
+RESULTS, PAGES = ROOT / "benchmarks" / "results", [ROOT / "docs" / name for name in ("performance.md", "gpu.md")]
 CPU = max(RESULTS.glob("20[0-9][0-9]-[0-9][0-9]-[0-9][0-9].json"))  # the latest
 NAMES = {"shannon": "Shannon", "gini": "Gini", "tsallis": "Tsallis"}
 
@@ -97,9 +98,9 @@ def memory() -> str:
     return table(["kept / peak, MB", "knapgrad", "the paper's layout", "eager PyTorch"], rows)
 
 
-def peers() -> str:
+def peers(name: str = "peers-cpu.json") -> str:
     """The soft selection, and with its gradient, in milliseconds; the peak memory of the latter."""
-    path = RESULTS / "peers-cpu.json"
+    path = RESULTS / name
     found = read(path)
     shapes = list(dict.fromkeys((row["batch"], row["n"], row["k"]) for row in found["rows"]))
     rows = []
@@ -117,7 +118,71 @@ def peers() -> str:
     return f"{table(['batch × items, k', *head], rows)}\n\n{source(path, found['environment'])}"
 
 
-TABLES = {make.__name__: make for make in (cpu, gpu, gpu_calls, memory, peers)}
+def peers_gpu() -> str:
+    return peers("peers-h200.json")
+
+
+PIPELINE = RESULTS / "pipeline-h200.json"
+
+
+def of_pipeline(section: str, ways: dict[str, str]) -> list[list[str]]:
+    """Medians and quartiles of value and relax, and with the VJP; the launches of the former, and the peak memory."""
+    rows = []
+    for row in read(PIPELINE)[section]:
+        cells = [f"{row['batch']} x {row['n']}, {row['size']:,}", row["regularizer"]]
+        for way in ways:
+            is_used = way != "segments" or row["n"] >= 2048
+            times = [row[f"{way}, {task}"] for task in ("forward", "both") if is_used and f"{way}, {task}" in row]
+            cells.append(" / ".join(f"{x[0]:.3g} ({x[1]:.3g}–{x[2]:.3g})" for x in times))
+        launches = row.get("launches, pipeline, forward", {})
+        cells.append(" + ".join(short(ms) for ms in launches.values()) if len(launches) == 3 else "")
+        peaks = [row[f"{way}, peak MB"] for way in ways if f"{way}, peak MB" in row]
+        rows.append([*cells, f"{peaks[0]:,}"])
+    return rows
+
+
+def floors() -> dict[str, tuple[float, float]]:
+    """Of long selections: milliseconds of the way there and back, the larger of the chain of steps, each a shift of 64
+    cells by one warp as measured, and the bytes of the live states."""
+    floor = read(RESULTS / "h200.json")["floor"]
+    steps, bandwidth = floor["step_us"]["4096x20"], floor["copy_bytes_per_s"]
+    result = {}
+    for row in read(PIPELINE)["top-k"]:
+        batch, n, k = row["batch"], row["n"], row["size"]
+        moved = 1e3 * 4 * batch * (n - k) * (k + 1) / bandwidth
+        result[f"{batch} x {n}, {k:,}"] = tuple(max(1e-3 * n * steps[dtype], moved) for dtype in ("float64", "float32"))
+    return result
+
+
+def long_selections() -> str:
+    ways = {"pipeline": "a pipeline", "segments": "segments", "one program": "one program per instance"}
+    lowest = floors()
+    rows = [[*row[:5], row[5], " + ".join(map(short, lowest[row[0]])), row[6]] for row in of_pipeline("top-k", ways)]
+    head = ["batch x items, k", "", *ways.values(), "fill + collect + sum", "floor of the first two", "peak MB"]
+    return f"{table(head, rows)}\n\n{source(PIPELINE, read(PIPELINE)['environment'])}"
+
+
+def wide_knapsacks() -> str:
+    ways = {"pipeline": "a pipeline", "one program": "without"}
+    return table(
+        ["batch x items, capacity", "", *ways.values(), "fill + collect + sum", "peak MB"], of_pipeline("wide", ways)
+    )
+
+
+def budgets_gpu() -> str:
+    """Milliseconds, and in brackets next to one budget of as many states."""
+    path = RESULTS / "several-budgets-h200.json"
+    found, rows = read(path), []
+    for row in found["on a GPU"]:
+        names = [name.removesuffix(", several") for name in row if name.endswith(", several")]
+        pairs = [[row[f"{name}, {kind}"]["median"] for kind in ("several", "one")] for name in names]
+        size = f"{row['batch']} x {row['n']}, {', '.join(f'{c:,}' for c in row['capacities'])}"
+        rows.append([size, row["regularizer"], *(f"{several:.3g} ({several / one:.2f})" for several, one in pairs)])
+    return f"{table(['batch x items, budgets', '', *names], rows)}\n\n{source(path, found['environment'])}"
+
+
+MAKERS = cpu, gpu, gpu_calls, memory, peers, peers_gpu, long_selections, wide_knapsacks, budgets_gpu
+TABLES = {make.__name__: make for make in MAKERS}
 
 
 def rewritten(page: str) -> str:
@@ -127,4 +192,5 @@ def rewritten(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -25,6 +25,7 @@ from test_triton import (
     gradient,
     host,
     needs_gpu,
+    on_device,
     scores,
     tensor,
 )
@@ -130,6 +131,16 @@ def test_it_is_cut_into_segments(segments):
     assert kind_of("relax", "gini") is kind_of("entropy") is kind_of("sample") is Pipeline
 
 
+def test_boxes_are_not_cut_into_segments(segments):
+    """States of which are not added."""
+    box = on_device(kg.MultiKnapsack([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1]], [1, 2]).lattice(5))
+    theta = scores((1, 5)).to(DEVICE)
+    y = from_torch.relax(theta, box, np.ones(()), "shannon")
+    assert [type(x) for x in box.memo.values()] == [Pipeline]
+    expected = kg.relax(theta.cpu(), kg.MultiKnapsack([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1]], [1, 2]), kg.Shannon())
+    np.testing.assert_allclose(host(y), host(expected), atol=1e-12)
+
+
 @pytest.mark.parametrize("operation", ["relax", "vjp", "entropy", "sample", "sample from a kept table", "log_prob_vjp"])
 def test_parts_are_the_whole(operation, tiles):
     """Instances one by one, and their items a few at a time; rows are set aside between them."""
@@ -190,9 +201,8 @@ def test_the_rule(limits):
     assert plan.tiles(16, 500, 5000, 39, 1, 4, 132) is not None is not plan.tiles(8, 1000, 50_000, 200, 2, 4, 132)
     assert plan.tiles(16, 500, 1_000_000, 39_999, 1, 4, 132) is None is plan.tiles(32, 500, 5000, 39, 1, 4, 132)
     assert plan.tiles(16, 100, 5000, 199, 1, 4, 132) is None is plan.tiles(16, 500, 2000, 39, 1, 4, 132)
-    assert [plan.segments(batch, n, k, 1, 1, 4, 132) for batch, n, k in [(64, 1024, 128), (132, 4096, 512)]] == [
-        None
-    ] * 2
+    assert plan.segments(64, 1024, 128, 1, 1, 4, 132) is None is plan.segments(132, 4096, 512, 1, 1, 4, 132)
+    assert plan.segments(1, 4096, 5000, 39, 1, 4, 132) is None
     for (batch, n, k), count in {(16, 4096, 512): 4, (4, 32768, 2048): 8, (1, 131072, 2048): 32}.items():
         found = plan.segments(batch, n, k, 1, 1, 4, 132)
         assert found is not None and found[0] == count and found[1].instances == batch * count

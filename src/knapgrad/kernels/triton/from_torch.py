@@ -52,7 +52,8 @@ class Batch(NamedTuple):
             return None
         sizes = *theta.shape, self.reach, self.heaviest, kernel.tables, theta.itemsize, multiprocessors(theta.device)
         is_joined = self.regularizer == "shannon" and kernel.is_sweep and source != "entropy"
-        if is_joined and not kernel.constants["KEEP"] and (segments := plan.segments(*sizes)) is not None:
+        is_whole = kernel.constants.get("KEEP") or self.constants["BOX"]  # states of a box do not add up
+        if is_joined and not is_whole and (segments := plan.segments(*sizes)) is not None:
             return Segmented(self, *segments, source)
         tiles = plan.tiles(*sizes)
         return None if tiles is None else Pipeline(theta, Limits.of(self), self.regularizer, tiles, source)

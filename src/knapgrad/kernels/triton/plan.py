@@ -90,10 +90,11 @@ def tiles(
 def segments(
     batch: int, n: int, reach: int, heaviest: int, tables: int, itemsize: int, multiprocessors: int
 ) -> tuple[int, Tiles] | None:
-    """Into how many segments the items are cut, a power of 2, and a pipeline of them, where that is faster."""
+    """Into how many segments the items are cut, a power of 2, and a pipeline of them, where that is faster. (It was
+    measured for picks that move by at most a tile.)"""
     most, least = SEGMENTED
     whole = tiles(batch, n, reach, heaviest, tables, itemsize, multiprocessors)
-    if whole is None:
+    if whole is None or heaviest > TILE:
         return None
     count = 1
     while batch * whole.tiles * 2 * count <= most * multiprocessors and n >= 2 * count * least:
