@@ -1001,6 +1001,9 @@ def check_a_capacity_that_is_not_valid(name: str) -> None:
     for result in results:
         assert host(result.isnan()).reshape(3, -1).all(1).tolist() == [False, True, False]
         assert not np.isnan(host(result)[[0, 2]]).any()
+    if name in ("knapsack", "two budgets"):  # with which to pick nothing is feasible
+        value = from_torch.operator(theta[:, :0], given[0].replace(weights=lattice.weights[:0]), *given[1:])[0]
+        np.testing.assert_array_equal(host(value), [0, np.nan, 0])
 
 
 @pytest.mark.parametrize("name", NOT_VALID)

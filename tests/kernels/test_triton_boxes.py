@@ -195,14 +195,6 @@ def test_a_broken_instance_is_nan_alone(regularizer, path):
     np.testing.assert_array_equal(np.delete(host(y), [0, 2], 0), np.delete(clean, [0, 2], 0))
 
 
-def test_a_capacity_that_is_not_valid_without_items(path):
-    problem = Problem("two", "float64")
-    theta, goal = sent(problem.theta), int(problem.lattice.capacity)
-    empty = problem.lattice.replace(capacity=sent(np.array([goal, -1, goal])), weights=problem.lattice.weights[:0])
-    value = kernels.operator(theta[:, :0], empty, np.array(GAMMA), "gini")[0]
-    np.testing.assert_array_equal(host(value), [0, np.nan, 0])
-
-
 def test_no_items_and_no_instances(regularizer):
     for shape in ((3, 0), (0, 4)):
         limit = kg.MultiKnapsack(np.zeros((2, shape[1]), int), [3, 4]).lattice(shape[1])

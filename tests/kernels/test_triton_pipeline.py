@@ -90,6 +90,7 @@ def test_sweeps_against_the_reference(name, tiles):
 def test_segments_against_the_reference(name, segments):
     """Under Shannon; what may stay unused, strengths of each instance, and numbers of items that are no power of 2."""
     check_sweeps(PROBLEMS[name], "shannon", of(name)[1])
+    assert Call(PROBLEMS[name], "shannon", of(name)[1]).operator()[1].is_contiguous()
 
 
 @pytest.mark.parametrize("regularizer", SMOOTHINGS)

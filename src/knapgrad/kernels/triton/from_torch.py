@@ -211,7 +211,7 @@ def _sweep(batch: Batch, z: Tensor, direction: str | None, relaxed: bool, keep: 
     if n and size:
         return _sweep_by_item(batch, z, direction, relaxed, keep)
     value = theta.new_zeros(size, dtype=torch.float64)
-    value.masked_fill_(batch.constants["slack"] < 0, torch.nan)
+    value.masked_fill_(limits_of(batch)[1] < 0, torch.nan)
     return value, 0 * value.to(theta.dtype), torch.empty_like(theta), theta.new_empty(size, 0)
 
 

@@ -185,8 +185,8 @@ class Segmented:
             E, D = (x + taint[:, None, None].to(x.dtype) for x in (joined["E"], joined.get("D", joined["E"])))
             part.given |= {"E_row": E, "D_row": D}
             part.collect(0, back[0])
-        tangent = joined.get("tangent", found["tangent"])
-        return {"value": joined["value"] + taint, "tangent": tangent, "y": found["y"].view(size, -1)[:, :n]}
+        tangent, y = joined.get("tangent", found["tangent"]), found["y"].view(size, -1)[:, :n].contiguous()
+        return {"value": joined["value"] + taint, "tangent": tangent, "y": y}
 
 
 class Part:
