@@ -157,7 +157,7 @@ def floors() -> dict[str, tuple[float, float]]:
 def long_selections() -> str:
     ways = {"pipeline": "a pipeline", "segments": "segments", "one program": "one program per instance"}
     lowest = floors()
-    rows = [[*row[:5], row[5], " + ".join(map(short, lowest[row[0]])), row[6]] for row in of_pipeline("top-k", ways)]
+    rows = [[*row[:6], " + ".join(map(short, lowest[row[0]])), row[6]] for row in of_pipeline("top-k", ways)]
     head = ["batch x items, k", "", *ways.values(), "fill + collect + sum", "floor of the first two", "peak MB"]
     return f"{table(head, rows)}\n\n{source(PIPELINE, read(PIPELINE)['environment'])}"
 

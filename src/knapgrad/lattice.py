@@ -34,7 +34,7 @@ class Lattice:
         slack: integers, broadcastable to the batch: how much of the capacity may stay unused; below 0, nothing is
             feasible. None if all of the capacity may stay unused, in every instance.
         reach: an upper bound of all capacities; tables have ``reach + 1`` columns.
-        heaviest: an upper bound of the weights, except of items that never fit.
+        heaviest: an upper bound of the weights; items that never fit may count as ``reach + 1``.
         options: how many items in a row make one choice, of which exactly one is picked; 0 if each is picked or not.
         sizes: reach, heaviest and box once more, as an array: torch.compile, which makes a new graph for each new
             number, passes arrays. There the numbers may be None, and the box empty.

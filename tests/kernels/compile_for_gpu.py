@@ -22,6 +22,7 @@ CONSTRAINTS = {
     "a pipeline": (kg.TopK(70), 90),
     "a pipeline of picks that move by several states": (kg.Knapsack(np.full(40, 3), 100, at_least=90), 40),
     "a pipeline of picks that move beyond the next tile": (kg.Knapsack(np.arange(5, 105, 5), 500), 20),
+    "a pipeline of segments": (kg.TopK(20), 90),
     "options": (kg.MultipleChoice(np.array([[1, 2], [2, 3]]), 4), 4),
     "many options": (kg.MultipleChoice(np.arange(1, 19).reshape(2, 9), 14), 18),
     "two budgets, registers": (kg.MultiKnapsack([[1, 1, 1, 1], [3, 0, 2, 4]], [3, 6]), 4),
@@ -63,7 +64,9 @@ def main() -> None:
     for turn, (name, (constraint, n)) in enumerate(CONSTRAINTS.items()):
         plan.PIPELINED = (1 << 20, 0, 0) if "pipeline" in name else (0, 0, 0)
         plan.PIPELINED_FAR = *plan.PIPELINED, 1 << 20
+        plan.SEGMENTED = (1 << 20, 20) if "segments" in name else (0, 1)
         plan.tiles.cache_clear()
+        plan.segments.cache_clear()
         before = len(names)
         lattice = constraint.lattice(n)
         tensors = {
@@ -73,11 +76,13 @@ def main() -> None:
         }
         lattice = lattice.replace(**tensors)
         theta = torch.zeros(3, n, dtype=(torch.float32, torch.float64)[turn % 2])
-        regularizer, y = ("shannon", "gini", "tsallis")[turn % 3], theta.new_zeros(2, 3, n)
+        regularizer = "shannon" if "segments" in name else ("shannon", "gini", "tsallis")[turn % 3]
+        y = theta.new_zeros(2, 3, n)
         problem = lattice, UNIT, regularizer
         kernels.vjp(theta, theta, *problem)
         kernels.frontier(theta, *problem)
         assert ("fill_tiles_kernel" in names[before:]) == ("pipeline" in name), name
+        assert ("join_kernel" in names[before:]) == ("segments" in name), name
         if "shared rows" in name:
             continue
         kernels.log_prob_vjp(theta, y, y[..., 0], *problem)

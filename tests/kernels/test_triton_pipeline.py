@@ -284,6 +284,43 @@ def test_cuda_two_pipelines_at_once(tiles):
 
 
 @needs_gpu
+def test_cuda_segments(tiles):
+    large((3, 4099), lambda: kg.TopK(700), "shannon")
+    large((1, 2500), lambda: kg.TopK(300, at_least=250), "shannon", torch.float64)
+
+
+@needs_gpu
+def test_cuda_the_first_call_on_another_stream(tiles):
+    """What is kept is complete before others read it."""
+    theta, smoothing = scores((4, 300), torch.float32).cuda(), kg.Gini(0.7)
+    expected = kg.relax(theta, kg.TopK(100), smoothing)
+    for _ in range(5):
+        constraint, streams, found = kg.TopK(100), [torch.cuda.Stream() for _ in range(3)], []
+        torch.cuda.synchronize()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(kg.relax(theta, constraint, smoothing))
+        torch.cuda.synchronize()
+        assert all(torch.equal(y, expected) for y in found)
+
+
+@needs_gpu
+def test_cuda_what_is_captured_is_not_kept(tiles):
+    """A shape that was first seen in a graph, called before that is replayed."""
+    constraint, smoothing = kg.TopK(100), kg.Gini(0.7)
+    small, theta = scores((2, 300), torch.float32).cuda(), scores((4, 300), torch.float32).cuda()
+    kg.relax(small, constraint, smoothing)
+    expected = kg.relax(theta, kg.TopK(100), smoothing)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = kg.relax(theta, constraint, smoothing)
+    assert torch.equal(kg.relax(theta, constraint, smoothing), expected)
+    graph.replay()
+    assert torch.equal(captured, expected)
+
+
+@needs_gpu
 def test_cuda_graphs(tiles, regularizer):
     """Edges are empty again in every replay."""
     constraint, smoothing = kg.TopK(100), SMOOTHINGS[regularizer](0.7)

@@ -96,7 +96,7 @@ class Batch(NamedTuple):
             **plan.box_of(lattice.box),
         }
         for name, x, shape in (
-            ("weights", lattice.weights, (n,)),
+            ("weights", jnp.maximum(lattice.weights, 0), (n,)),  # traced ones have not been looked at
             ("capacity", capacity, ()),
             ("slack", slack, ()),
             ("gamma", self.gamma, ()),

@@ -142,8 +142,26 @@ def _launch_of(
     if key not in memo:
         if len(memo) >= _LARGEST_MEMO:
             memo.clear()
-        memo[key] = _prepared(_KERNELS[name], theta, lattice, gamma, regularizer, samples)
-    return memo[key]
+        launch = _prepared(_KERNELS[name], theta, lattice, gamma, regularizer, samples)
+        if theta.is_cuda and launch is not None:
+            if torch.cuda.is_current_stream_capturing():
+                return launch  # its arrays belong to the graph: they are filled when it is replayed
+            launch.ready = torch.cuda.current_stream(theta.device).record_event()
+        memo[key] = launch
+    launch = memo[key]
+    if launch is not None and launch.ready is not None:
+        _wait_for(launch, theta.device)
+    return launch
+
+
+def _wait_for(launch: Launch | Pipeline | Segmented, device: torch.device) -> None:
+    """Until its arrays are there, which were made on the stream of the first call. (A capture begins when all is.)"""
+    if torch.cuda.is_current_stream_capturing():
+        return
+    if launch.ready.query():
+        launch.ready = None
+    else:
+        torch.cuda.current_stream(device).wait_event(launch.ready)
 
 
 def _is_number(gamma: Any) -> bool:

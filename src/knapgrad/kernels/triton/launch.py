@@ -34,7 +34,12 @@ class Launch:
         arguments: what stays the same, by name; tensors are kept alive.
         options: of the launch, such as num_warps.
         scratch: names, types and lengths of arrays that nobody else needs.
+
+    Attributes:
+        ready: an event, after which the arguments are there; None if they are known to be.
     """
+
+    ready: Any = None
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Long selections: sweeps over tiles of capacities (:mod:`knapgrad.kernels.triton.tiles`), planned and launched.
+"""Few instances of many items: sweeps over tiles of capacities (:mod:`knapgrad.kernels.triton.tiles`), planned and
+launched, and under Shannon over segments of the items (:mod:`knapgrad.kernels.triton.segments`).
 
 A fill, a collect and a sum are one launch each. Where the tables of a batch are too large, its instances take turns;
 where even one is, it is filled again piece by piece from rows that were set aside.
@@ -82,6 +83,8 @@ class Pipeline:
         source: what a tangent sweep follows, or None.
     """
 
+    ready: Any = None  # as of a Launch
+
     def __init__(self, theta: Tensor, limits: Limits, regularizer: str, layout: plan.Tiles, source: str | None) -> None:
         self.layout = layout
         self.shape, self.dtype = theta.shape, theta.dtype
@@ -142,6 +145,8 @@ class Segmented:
         source: what a tangent sweep follows, or None.
     """
 
+    ready: Any = None  # as of a Launch
+
     def __init__(self, batch: Batch, segments: int, layout: plan.Tiles, source: str | None) -> None:
         self.shape, self.segments = batch.theta.shape, segments
         size, n = self.shape
@@ -177,9 +182,9 @@ class Segmented:
         part.prepare(theta, theta)
         there, *back = part.edges(0, 2 if relaxed else 1)
         part.fill(0, there, stored=relaxed)
-        V, T = (x[-1].view(size, self.segments, -1) if x.dim() == 3 else None for x in (part.V_rows, part.T_rows))
-        assert V is not None
-        joined = self.joined(V, T, self.goals)
+        each = size, self.segments, layout.width
+        T = part.T_rows[-1].view(each) if is_tangent else None
+        joined = self.joined(part.V_rows[-1].view(each), T, self.goals)
         taint = found["value"].view(size, -1).sum(1)
         if relaxed:
             E, D = (x + taint[:, None, None].to(x.dtype) for x in (joined["E"], joined.get("D", joined["E"])))

@@ -79,8 +79,8 @@ def limits_of(
 ):  # fmt: skip
     """The capacity, the last prefix sum (the total weight), the state to start from, which is the smaller of the two,
     and how much of that may stay unused. Sums have 32 bits where one program works on a whole table: its cells are
-    numbered in as many. With several budgets the state to start from is the capacity. Of one that is not valid, below
-    0, less than 0 may stay unused."""
+    numbered in as many. With several budgets the state to start from is the capacity. Of one that is not valid, which
+    is -1, less than 0 may stay unused."""
     given = tl.load(capacity)
     C = tl.minimum(given, reach).to(tl.int32)
     total = tl.zeros([], dtype)

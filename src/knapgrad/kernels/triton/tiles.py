@@ -11,8 +11,8 @@ first that is not finished can always go on, however few programs are resident.
 
 Items go in groups, and a tile takes part in those in which it has live states (:func:`steps.band_of`), which
 ``bands`` tells: of each instance the highest live state before each group and after the last, the lowest one, then
-the first group of each tile, and the first one without it. A tile that comes in is as the row below it, which is
-constant above all sums of weights, or infeasible; on the way back it leaves its mass to the highest state below it.
+the first group of each tile, and the first one without it. A tile that joins starts from the highest live state below
+it, if all of the capacity may stay unused, else it is infeasible. On the way back it leaves its mass to that state.
 """
 
 import triton
