@@ -31,7 +31,7 @@ def limits_of(batch: Batch) -> tuple[Tensor, Tensor]:
     constants = batch.constants
     capacity = constants["capacity"].clamp(max=batch.reach)
     goal = capacity
-    if not constants["BOX"]:
+    if not constants.get("BOX"):  # which choices have not
         goal = torch.minimum(torch.minimum(constants["weights"], capacity[:, None] + 1).sum(-1), capacity)
     goal = goal.clamp(min=0)
     slack = constants["slack"] - (constants["capacity"] - goal) if constants["SLACK"] else goal
