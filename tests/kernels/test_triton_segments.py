@@ -20,7 +20,7 @@ pytestmark = [test_triton.pytestmark, pytest.mark.usefixtures("unwritten_memory_
 
 #: of the value, of E, and of the tangent and D
 CLOSE = {"float64": (1e-12, 1e-12, 1e-11), "float32": (1e-7, 2e-6, 1e-5)}
-SHAPES = [(count, width) for count in (1, 2, 4) for width in (7, 21, 40)] + [(8, 21)]  # segments and states
+SHAPES = [(count, width) for count in (2, 4) for width in (7, 21, 40)] + [(8, 21)]  # segments and states
 SHAPES += [(4, 300), (2, 2049)] if DEVICE == "cuda" else []
 
 
@@ -41,7 +41,7 @@ class Problem:
         self.V = rng.normal(size=(2, count, width)).cumsum(-1) / 2 + tilt * np.arange(width)
         self.T = rng.normal(size=self.V.shape).astype(dtype)
         self.goals = np.array([width - 1, width * 2 // 3], np.int32)
-        c, most = np.arange(width), (width - 1) * 5 // 8 if count > 1 else width
+        c, most = np.arange(width), (width - 1) * 5 // 8
         self.is_out = (c > most) | ((c < width // 7) & (np.arange(count) == 1)[:, None]) | np.zeros((2, 1, 1), bool)
         self.V[self.is_out] = np.resize([INFEASIBLE, 2 * INFEASIBLE, INFEASIBLE + 1e290], self.is_out.sum())
         self.T[self.is_out] = np.resize([np.inf, np.nan, 3.0], self.is_out.sum())
@@ -102,8 +102,6 @@ def test_against_long_sums(count, width, dtype):
             np.testing.assert_allclose(found[name][b], exact[name].astype(float), rtol=0, atol=close, err_msg=name)
     for name in "ED":
         assert (found[name][problem.is_out] == 0.0).all()
-    if count == 1:
-        np.testing.assert_array_equal(found["E"][:, 0], np.arange(width) == problem.goals[:, None])
     for name, x in problem.combine(has_tangent=False).items():
         np.testing.assert_allclose(x, found[name], rtol=0, atol=of_value)
 
@@ -126,7 +124,7 @@ def test_one_join(dtype):
             np.testing.assert_allclose(host(T_above)[b, pair], tangent.astype(float), rtol=0, atol=CLOSE[dtype][2])
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [2, 4])
 def test_against_differences(count):
     problem, step = Problem(count, 9), 1e-6
     problem.T = np.where(problem.is_out, 0.0, problem.T)
@@ -141,7 +139,7 @@ def test_against_differences(count):
         np.testing.assert_allclose((up["value"] - down["value"]) / (2 * step), found["E"][:, s, i], atol=1e-6)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [2, 4])
 def test_one_goal_for_all(count):
     problem = Problem(count, 11)
     problem.goals[:] = 8
@@ -168,7 +166,7 @@ def spoilt(count: int, where: str) -> Problem:
 @pytest.mark.parametrize(
     "where", ["the first cell", "a cell beyond the goal", "a row", "an infeasible goal", "nothing is feasible"]
 )
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [2, 4])
 def test_a_broken_instance_is_nan_alone(count, where):
     clean, found = Problem(count, 11), spoilt(count, where).combine()
     clean.goals[:] = 6

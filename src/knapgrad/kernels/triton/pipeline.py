@@ -179,7 +179,8 @@ class Segmented:
         rows = shape[0], layout.width
         part.V_rows = theta.new_full((2, *rows), INFEASIBLE, dtype=torch.float64)  # tiles that never come in
         part.T_rows = theta.new_zeros(2, *rows) if is_tangent else theta
-        part.prepare(theta, theta)
+        if relaxed:
+            part.prepare(theta, theta)
         there, *back = part.edges(0, 2 if relaxed else 1)
         part.fill(0, there, stored=relaxed)
         each = size, self.segments, layout.width

@@ -24,7 +24,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from knapgrad import lattice
 from knapgrad.kernels.triton import plan
 from knapgrad.kernels.triton.launch import Launch
 from knapgrad.kernels.triton.steps import FEASIBLE, INFEASIBLE
@@ -150,7 +149,7 @@ class Segments:
 
     Args:
         batch: the number of instances.
-        segments: per instance, a power of 2.
+        segments: per instance, 2 or a higher power of 2.
         width: states 0..width - 1 of a row.
         dtype: of theta, and of all but V and the value.
         has_tangent: whether rows T are given as well.
@@ -185,8 +184,6 @@ class Segments:
         Returns:
             "value" (batch,) in float64 and "E" (batch, segments, width); "tangent" (batch,) and "D" as E.
         """
-        if not self.levels:
-            return self._alone(V, T, goals)
         E = V.new_empty(V.shape, dtype=self.dtype)
         found = {"value": V.new_empty(len(V)), "E": E}
         Vs, Es = [V, *self._above(V)], [E, *self._above(E)]
@@ -211,17 +208,6 @@ class Segments:
     def _above(self, x: Tensor) -> tuple[Tensor, ...]:
         """Memory for the rows of every level but that of the segments, of the type of x."""
         return x.new_empty(sum(self.cells)).split(self.cells)
-
-    def _alone(self, V: Tensor, T: Tensor | None, goals: Tensor) -> dict[str, Tensor]:
-        """One segment: there is nothing to combine."""
-        goals = goals.long().expand(len(V))[:, None, None]
-        value = V.gather(2, goals)[:, 0, 0]
-        value = torch.where(value < lattice.FEASIBLE, torch.nan, value) + (0.0 * V).sum((1, 2))
-        taint = (0.0 * value).to(self.dtype)[:, None, None]
-        found = {"value": value, "E": torch.zeros_like(V, dtype=self.dtype).scatter_(2, goals, 1.0) + taint}
-        if T is not None:
-            found |= {"tangent": (T.gather(2, goals) + taint)[:, 0, 0], "D": torch.zeros_like(T) + taint}
-        return found
 
 
 def _launch(kernel: Any, rows: int, blocks: int, **arguments: Any) -> Launch:
