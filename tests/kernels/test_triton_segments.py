@@ -112,7 +112,7 @@ def test_one_join(dtype):
     problem.V[1, 1] = 2 * INFEASIBLE
     problem.is_out[1, 1] = True
     V, T, goals = (torch.from_numpy(x).to(DEVICE) for x in (problem.V, problem.T, problem.goals))
-    V_above, T_above = V.new_empty(2, 2, 21), T.new_empty(2, 2, 21)
+    V_above, T_above = V.new_empty(2, 2, 21), V.new_empty(2, 2, 21)
     given = {"theta": T, "goals": goals, "goals_step": 1, "V": V, "T": T, "V_above": V_above, "T_above": T_above}
     Segments(*V.shape, T.dtype, True).joins[0](given)
     for b in range(2):
@@ -137,6 +137,18 @@ def test_against_differences(count):
         moved[:, s, i] = step
         up, down = (problem.combine(problem.V + sign * moved, has_tangent=False) for sign in (1, -1))
         np.testing.assert_allclose((up["value"] - down["value"]) / (2 * step), found["E"][:, s, i], atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_large_tangents_cancel(count):
+    """What grows with the state alone changes the tangent by as much, and D not at all."""
+    problem = Problem(count, 21, "float32")
+    problem.T = np.round(64 * problem.T) / 64  # sums with whole numbers are exact
+    plain, (_, _, close) = problem.combine(), CLOSE["float32"]
+    problem.T += 512 * np.arange(21, dtype=np.float32)
+    found = problem.combine()
+    np.testing.assert_allclose(found["D"], plain["D"], rtol=0, atol=close)
+    np.testing.assert_allclose(found["tangent"], plain["tangent"] + 512 * problem.goals, rtol=1e-6)
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -12,7 +12,8 @@ The way back starts from E[c] = (c == goal) and D = 0, and is split at every joi
     Da[i] = sum_c p(i | c) (D[c] + E[c] (Ta[i] + Tb[c - i] - T[c]))
 
 A level of the tree is one launch each way. Its rows lie in memory in order, so those of any level (batch, rows, width)
-are joined in pairs 2r and 2r + 1 to r.
+are joined in pairs 2r and 2r + 1 to r. T grows with the number of items, and only differences of it count, so above the
+segments it is in float64, as V is.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def join_kernel(
     # Each lane has its own maximum and its own sums relative to it: lanes meet once, at the end.
     highest = tl.full([BLOCK, STEP], INFEASIBLE, tl.float64)
     total = tl.zeros([BLOCK, STEP], tl.float64)
-    change = tl.zeros([BLOCK, STEP], dtype)
+    change = tl.zeros([BLOCK, STEP], tl.float64)
     for start in range(0, tl.minimum(first + BLOCK, width), STEP):
         i = start + tl.arange(0, STEP)
         j = c[:, None] - i[None, :]
@@ -64,11 +65,12 @@ def join_kernel(
         rise = x - highest
         is_higher = rise > 0.0
         e = tl.exp(-tl.abs(rise.to(dtype)))
-        kept, added = tl.where(is_higher, e, 1.0), tl.where(is_higher, 1.0, e)
+        kept = tl.where(is_higher, e, 1.0).to(tl.float64)
+        added = tl.where(is_higher, 1.0, e).to(tl.float64)
         highest = tl.where(is_higher, x, highest)
-        total = total * kept.to(tl.float64) + added.to(tl.float64)
+        total = total * kept + added
         if TANGENT:
-            tangent = tl.load(Ta + i, i < width, 0.0)[None, :] + tl.load(Tb + j, is_pair, 0.0)
+            tangent = tl.load(Ta + i, i < width, 0.0).to(tl.float64)[None, :] + tl.load(Tb + j, is_pair, 0.0)
             tangent = tl.where(x < FEASIBLE, 0.0, tangent)  # there it may be anything
             change = change * kept + added * tangent
 
@@ -80,7 +82,7 @@ def join_kernel(
     at = r * width + c
     tl.store(V_above + at, tl.where(is_out, INFEASIBLE, found), mask=c < width)
     if TANGENT:
-        tangent = tl.sum(change * share.to(dtype), 1) / partition.to(dtype)
+        tangent = tl.sum(change * share, 1) / partition
         tl.store(T_above + at, tl.where(is_out, 0.0, tangent), mask=c < width)
 
 
@@ -97,7 +99,7 @@ def split_kernel(
     first, last = number // rows * BLOCK, width - 1
     i = first + tl.arange(0, BLOCK)
     at = r * width + i
-    own, Town = tl.load(V + at, i < width, INFEASIBLE), tl.zeros([BLOCK], dtype)
+    own, Town = tl.load(V + at, i < width, INFEASIBLE), tl.zeros([BLOCK], tl.float64)
     V_above += parent * width
     T_above += parent * width
     E_above += parent * width
@@ -107,7 +109,7 @@ def split_kernel(
         begin = tl.load(goals + parent * goals_step)
         last = begin
     if TANGENT:
-        Town = tl.load(T + at, i < width, 0.0)
+        Town = tl.load(T + at, i < width, 0.0).to(tl.float64)
     E_sum, D_sum = tl.zeros([BLOCK, STEP], dtype), tl.zeros([BLOCK, STEP], dtype)
     for start in range(begin, last + 1, STEP):
         c = start + tl.arange(0, STEP)
@@ -126,7 +128,7 @@ def split_kernel(
             if not ROOT:
                 Dc = tl.load(D_above + c, is_state, 0.0)
             slope = Town[:, None] + tl.load(T + sibling + j, is_pair, 0.0)
-            slope -= tl.load(T_above + c, is_state, 0.0)[None, :]
+            slope = (slope - tl.load(T_above + c, is_state, 0.0)[None, :]).to(dtype)
             D_sum += tl.where(p == 0.0, 0.0, p * (Dc[None, :] + Ec[None, :] * slope))
 
     E_row = tl.sum(E_sum, 1)
@@ -138,7 +140,7 @@ def split_kernel(
         is_first = (first == 0) & (r % 2 == 0)
         tl.store(value + parent, found, mask=is_first)
         if TANGENT:
-            tl.store(tangent + parent, tl.load(T_above + begin) + taint, mask=is_first)
+            tl.store(tangent + parent, tl.load(T_above + begin).to(dtype) + taint, mask=is_first)
     tl.store(E + at, E_row, mask=i < width)
     if TANGENT:
         tl.store(D + at, tl.where(E_row == E_row, tl.sum(D_sum, 1), E_row), mask=i < width)
@@ -191,7 +193,7 @@ class Segments:
         if self.has_tangent:
             assert T is not None
             found |= {"tangent": E.new_empty(len(V)), "D": torch.empty_like(E)}
-            Ts, Ds = [T, *self._above(E)], [found["D"], *self._above(E)]
+            Ts, Ds = [T, *self._above(V)], [found["D"], *self._above(E)]
         given: dict[str, Any] = {"theta": E, "goals": goals, "goals_step": int(len(goals) > 1)}
         there = [
             {"V": Vs[k], "T": Ts[k], "V_above": Vs[k + 1], "T_above": Ts[k + 1], **given} for k in range(self.levels)
