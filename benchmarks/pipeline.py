@@ -23,6 +23,7 @@ import torch
 
 import knapgrad as kg
 from knapgrad import reference
+from knapgrad.constraints import base
 from knapgrad.kernels.triton import pipeline, plan
 from knapgrad.regularizers import REGULARIZERS
 
@@ -56,10 +57,11 @@ FAR_VARIANTS = [(32, 2), (32, 4), (64, 2), (64, 4), (128, 2), (128, 4)]
 
 
 def use(way: str) -> None:
-    """From now on; constraints remember their launches, so they are made anew."""
+    """From now on; constraints remember their launches, as do all that are equal, so they are made anew."""
     plan.PIPELINED, plan.PIPELINED_FAR, plan.SEGMENTED = WAYS[way]
     plan.tiles.cache_clear()
     plan.segments.cache_clear()
+    base._first_equal.cache_clear()
 
 
 def knapsack(n: int, capacity: int) -> kg.Knapsack:

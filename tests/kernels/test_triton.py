@@ -12,6 +12,7 @@ import knapgrad as kg
 from backends import TOLERANCES
 from instances import CONSTRAINTS, EDGES, Problem, lattice
 from knapgrad import reference
+from knapgrad.constraints import base
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import REGULARIZERS as CLASSES
 from oracles import LONG_IS_LONGER, chi_square_p_value, long_table, subsets
@@ -57,7 +58,8 @@ class Limits:
 
 
 def forget_plans() -> None:
-    for plans in (plan.plan, plan.tiles, plan.segments):
+    """And what was planned for constraints that are equal to new ones."""
+    for plans in (plan.plan, plan.tiles, plan.segments, base._first_equal):
         plans.cache_clear()
 
 

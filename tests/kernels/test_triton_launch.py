@@ -11,11 +11,11 @@ import torch
 
 import knapgrad as kg
 from knapgrad.kernels import first_calls
-from knapgrad.torch import private
+from knapgrad.torch import backend, private
 
 pytest.importorskip("triton")
 
-from knapgrad.kernels.triton import launch
+from knapgrad.kernels.triton import from_torch, launch
 from knapgrad.kernels.triton.launch import Launch
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -98,6 +98,19 @@ def test_without_a_compiled_kernel_the_jit_launches(prepare):
     assert len(kernel.through_jit) == 3 and not kernel.direct
 
 
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_series_differs_in_its_numbers_alone(shift, compiles, prepare):
+    kernel = Kernel(compiles)
+    prepared, theta = Launch(kernel, 2, {"weights": prepare.weights}, {}, {}), torch.zeros(9)[shift : shift + 4]
+    prepared.series({"theta": theta, "y": theta}, scale=range(5, 0, -2), BLOCK=range(3))
+    seen = [(x["scale"], x["BLOCK"]) for x in (*kernel.through_jit, *(x for x, _ in kernel.direct))]
+    assert seen == [(5, 0), (3, 1), (1, 2)]
+    assert len(kernel.direct) == (2 if compiles and not shift else 0)
+    weights = prepare.weights.data_ptr()
+    assert all((x["theta"], x["y"], x["weights"]) == (*[theta.data_ptr()] * 2, weights) for x, _ in kernel.direct)
+
+
 @pytest.mark.parametrize("limit, said", [(-1.0, True), (60.0, False)])
 def test_a_first_launch_that_waits_for_the_compiler_says_so_once(limit, said, prepare, monkeypatch, caplog):
     monkeypatch.setattr(first_calls, "LONG", limit)
@@ -125,7 +138,7 @@ def test_every_way_to_launch_gives_the_same_on_cuda(constraint, way, monkeypatch
     scores = torch.tensor(rng.normal(size=(3, 5)), dtype=torch.float32)
     gammas: list[Any] = [0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5, 0.5]).cuda(), torch.tensor(0.5).cuda()]
     if way == "jit":
-        monkeypatch.setattr(Launch, "_launch", lambda *_: False)
+        monkeypatch.setattr(Launch, "_addresses", lambda *_: None)
     if way == "stand-ins":
         monkeypatch.setitem(private.FOUND, "stream", None)
         monkeypatch.setitem(private.FOUND, "device", None)
@@ -160,6 +173,22 @@ def test_a_second_call_does_not_go_through_the_jit_on_cuda(monkeypatch):
 
     monkeypatch.setattr(Launch, "_compile", refuse)
     kg.relax(theta, constraint, kg.Gini(0.3)).sum().backward()
+
+
+@CUDA
+def test_a_constraint_that_is_made_in_every_call_is_sent_once_on_cuda(monkeypatch):
+    theta, weights = torch.randn(3, 5, device="cuda", requires_grad=True), [3, 1, 2, 2, 7]
+    expected = kg.relax(theta, kg.Knapsack(weights, 6), kg.Gini())
+    expected.sum().backward()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it was sent, or planned, again")
+
+    monkeypatch.setattr(backend, "_sent", refuse)
+    monkeypatch.setattr(from_torch, "_prepared", refuse)
+    y = kg.relax(theta, kg.Knapsack(torch.tensor(weights), 6), kg.Gini())
+    y.sum().backward()
+    assert torch.equal(y, expected)
 
 
 @CUDA

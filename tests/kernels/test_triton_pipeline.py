@@ -22,6 +22,7 @@ from test_triton import (
     check_a_capacity_that_is_not_valid,
     check_paths,
     check_sweeps,
+    forget_plans,
     gradient,
     host,
     needs_gpu,
@@ -295,6 +296,7 @@ def test_cuda_the_first_call_on_another_stream(tiles):
     theta, smoothing = scores((4, 300), torch.float32).cuda(), kg.Gini(0.7)
     expected = kg.relax(theta, kg.TopK(100), smoothing)
     for _ in range(5):
+        forget_plans()
         constraint, streams, found = kg.TopK(100), [torch.cuda.Stream() for _ in range(3)], []
         torch.cuda.synchronize()
         for stream in streams:
@@ -309,8 +311,9 @@ def test_cuda_what_is_captured_is_not_kept(tiles):
     """A shape that was first seen in a graph, called before that is replayed."""
     constraint, smoothing = kg.TopK(100), kg.Gini(0.7)
     small, theta = scores((2, 300), torch.float32).cuda(), scores((4, 300), torch.float32).cuda()
-    kg.relax(small, constraint, smoothing)
     expected = kg.relax(theta, kg.TopK(100), smoothing)
+    forget_plans()
+    kg.relax(small, constraint, smoothing)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -318,6 +321,26 @@ def test_cuda_what_is_captured_is_not_kept(tiles):
     assert torch.equal(kg.relax(theta, constraint, smoothing), expected)
     graph.replay()
     assert torch.equal(captured, expected)
+
+
+@needs_gpu
+def test_cuda_what_a_graph_reads_stays(tiles):
+    """However many shapes come after it."""
+    tiles(SEGMENTED=(0, 1))
+    constraint, smoothing = kg.TopK(100), kg.Gini(0.7)
+    theta = scores((4, 300), torch.float32).cuda()
+    expected = kg.relax(theta, constraint, smoothing)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = kg.relax(theta, constraint, smoothing)
+    for batch in range(5, 6 + from_torch._LARGEST_MEMO):
+        from_torch._launch_of("relax", theta.new_zeros(batch, 300), constraint.copies[0, 300], np.ones(()), "gini")
+    torch.cuda.synchronize()
+    garbage = [torch.full((count,), -1, device="cuda", dtype=torch.int32) for count in range(1, 4000)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, expected) and garbage
 
 
 @needs_gpu

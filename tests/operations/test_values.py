@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import knapgrad as kg
 from backends import Backend
 from instances import EDGES, problems
+from knapgrad.constraints import base
 from oracles import feasible
 
 # name -> what makes the value; each twice, from other containers
@@ -74,6 +75,31 @@ def test_values_differ_in_every_argument():
     for i, a in enumerate(made):
         for j, b in enumerate(made):
             assert (a == b) == (i == j)
+
+
+def test_the_first_of_equal_constraints_is_found(pair, monkeypatch):
+    if not isinstance(pair[0], base.Constraint):
+        return
+    base._first_equal.cache_clear()
+    n = 4 if isinstance(pair[0], kg.MultipleChoice) else 3
+    assert base.first_equal(pair[0], n) is pair[0]
+    assert base.first_equal(pair[1], n) is pair[0] and base.first_equal(pair[0], n) is pair[0]
+    other = kg.Knapsack([7, 7, 7], 8)
+    assert base.first_equal(other, 3) is other
+    monkeypatch.setattr(base, "_REMEMBERED", (64, 2))
+    assert base.first_equal(pair[1], n) is pair[1]  # too many numbers
+
+
+def test_a_constraint_of_traced_numbers_is_its_own_first():
+    jax = pytest.importorskip("jax")
+
+    @jax.jit
+    def traced(weights: Any) -> Any:
+        limits = [kg.Knapsack(weights, 2, max_capacity=2) for _ in range(2)]
+        assert limits[0] == limits[1] and all(base.first_equal(limit, 3) is limit for limit in limits)
+        return weights
+
+    traced(np.ones(3, np.int32))
 
 
 def test_a_repr_makes_the_value_again(pair):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from knapgrad import backends
 from knapgrad.lattice import Lattice, moduli_of
 from knapgrad.values import Value
+
+_REMEMBERED = 64, 1 << 14  # constraints, and their numbers at most
 
 
 class Constraint(Value, ABC):
@@ -84,6 +89,20 @@ class Constraint(Value, ABC):
             if lattice.slack is None:
                 return inside
             return inside & (used >= capacity - backend.array(lattice.slack, y, "slack"))
+
+
+def first_equal(constraint: Constraint, n: int) -> Constraint:
+    """The first of those that are equal, so that one that is made in every call finds what was worked out about it; or
+    itself, if its numbers for n items are not known, or many."""
+    lattice = constraint.lattice(n)
+    arrays = [x for x in (lattice.weights, lattice.capacity, lattice.slack) if x is not None]
+    is_known = all(isinstance(x, np.ndarray) for x in arrays)
+    return _first_equal(constraint) if is_known and sum(x.size for x in arrays) <= _REMEMBERED[1] else constraint
+
+
+@lru_cache(maxsize=_REMEMBERED[0])
+def _first_equal(constraint: Constraint) -> Constraint:
+    return constraint
 
 
 def check_constraint(constraint: Any) -> None:

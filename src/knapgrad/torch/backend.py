@@ -12,6 +12,7 @@ from torch import Tensor
 
 from knapgrad import backends
 from knapgrad.constraints import Constraint
+from knapgrad.constraints.base import first_equal
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import Regularizer
 from knapgrad.torch import operators, private
@@ -188,10 +189,13 @@ def _lattice_in_graph(constraint: Constraint, theta: Tensor) -> Lattice:
 
 
 def _lattice_on_device(constraint: Constraint, theta: Tensor, key: tuple[int, int]) -> Lattice:
-    """The arrays are kept with the constraint: copying them in every call would wait for the device. An event tells
-    other streams when they are there."""
-    copies, event = constraint.copies, (*key, "event")
-    copy, capturing = copies.get(key), torch.cuda.is_current_stream_capturing()
+    """The arrays are kept with the constraint, and with all that are equal: copying them in every call would wait for
+    the device. An event tells other streams when they are there."""
+    capturing, event = torch.cuda.is_current_stream_capturing(), (*key, "event")
+    if not capturing and key not in constraint.copies:
+        constraint._keep(copies=first_equal(constraint, theta.shape[-1]).copies)
+    copies = constraint.copies
+    copy = copies.get(key)
     if copy is None:
         if capturing:
             raise RuntimeError(

@@ -138,26 +138,28 @@ def _launch_of(
     """A launch for batches like theta, which is kept with the lattice; None if programs share rows, and for nothing."""
     kind = None if _is_number(gamma) else (gamma.dtype, gamma.numel() == 1)
     key = name, theta.shape, theta.dtype, regularizer, kind, samples
-    memo = lattice.memo
+    memo, capturing = lattice.memo, theta.is_cuda and torch.cuda.is_current_stream_capturing()
     if key not in memo:
         if len(memo) >= _LARGEST_MEMO:
-            memo.clear()
+            for other, kept in list(memo.items()):
+                if kept is None or not kept.captured:
+                    memo.pop(other, None)
         launch = _prepared(_KERNELS[name], theta, lattice, gamma, regularizer, samples)
+        if capturing:
+            return launch  # its arrays belong to the graph: they are filled when it is replayed
         if theta.is_cuda and launch is not None:
-            if torch.cuda.is_current_stream_capturing():
-                return launch  # its arrays belong to the graph: they are filled when it is replayed
             launch.ready = torch.cuda.current_stream(theta.device).record_event()
         memo[key] = launch
     launch = memo[key]
-    if launch is not None and launch.ready is not None:
+    if launch is not None and capturing:  # which begins when all arrays are there
+        launch.captured = True
+    elif launch is not None and launch.ready is not None:
         _wait_for(launch, theta.device)
     return launch
 
 
 def _wait_for(launch: Launch | Pipeline | Segmented, device: torch.device) -> None:
-    """Until its arrays are there, which were made on the stream of the first call. (A capture begins when all is.)"""
-    if torch.cuda.is_current_stream_capturing():
-        return
+    """Until its arrays are there, which were made on the stream of the first call."""
     if launch.ready.query():
         launch.ready = None
     else:
@@ -275,9 +277,11 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
 
     fill_item, collect_item = launch(shared.fill_item_kernel), launch(shared.collect_item_kernel)
 
+    def items(first: int) -> range:
+        return range(first, min(first + length, n))
+
     def fill(first: int) -> None:
-        for i in range(first, min(first + length, n)):
-            fill_item({"theta": theta, "i": i, "row": i - first})
+        fill_item.series({"theta": theta}, i=items(first), row=range(length))
 
     with on(theta.get_device()):
         starts, aside = range(0, n, length), []
@@ -295,8 +299,8 @@ def _sweep_by_item(batch: Batch, z: Tensor, direction: str | None, relaxed: bool
             if first != starts[-1]:
                 V_rows[:, first % 2], rows[:, 4 + first % 2] = aside[first // length]
                 fill(first)
-            for i in reversed(range(first, min(first + length, n))):
-                collect_item({"theta": theta, "i": i, "row": i - first})
+            each = items(first)
+            collect_item.series({"theta": theta}, i=each[::-1], row=range(len(each))[::-1])
     y = y.sum(-1) if direction is not None else y.sum(-1).clamp(max=1)
     return value, tangent, y, tables.reshape(size, -1) if keep else theta.new_empty(size, 0)
 

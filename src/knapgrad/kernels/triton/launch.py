@@ -25,7 +25,19 @@ def on(device: int) -> Any:
     return nullcontext() if device < 0 or device == private.current_device() else torch.cuda.device(device)
 
 
-class Launch:
+class Kept:
+    """What is worked out once for batches of one shape, and kept with a lattice.
+
+    Attributes:
+        ready: an event, after which its arrays are there; None if they are known to be.
+        captured: whether a CUDA graph reads its arrays, so that it must stay.
+    """
+
+    ready: Any = None
+    captured: bool = False
+
+
+class Launch(Kept):
     """A kernel with all of its arguments but those that change from call to call.
 
     Args:
@@ -34,12 +46,7 @@ class Launch:
         arguments: what stays the same, by name; tensors are kept alive.
         options: of the launch, such as num_warps.
         scratch: names, types and lengths of arrays that nobody else needs.
-
-    Attributes:
-        ready: an event, after which the arguments are there; None if they are known to be.
     """
-
-    ready: Any = None
 
     def __init__(
         self,
@@ -68,14 +75,33 @@ class Launch:
             with torch.cuda.device(device):
                 self._run(device, given)
 
+    def series(self, given: dict[str, Any], **numbers: range) -> None:
+        """Launches it for each of these numbers in turn, without a second look at what is given. It has no scratch."""
+        device, places = given["theta"].get_device(), [self.places[name] for name in numbers]
+        arguments: list[Any] | None = None
+        with on(device):
+            for turn in zip(*numbers.values()):
+                if arguments is None:
+                    self._run(device, given | dict(zip(numbers, turn)))
+                    arguments = self._addresses(given["theta"], given)
+                    continue
+                for place, number in zip(places, turn):
+                    arguments[place] = number
+                self.compiled(*arguments, stream=private.raw_stream(device))
+
     def _run(self, device: int, given: dict[str, Any]) -> None:
         theta = given["theta"]
         scratch = torch.empty(self.bytes, dtype=torch.uint8, device=theta.device) if self.bytes else theta
-        if self.compiled is None or not self._launch(device, scratch, given):
+        arguments = self._addresses(scratch, given)
+        if arguments is None:
             self._compile(scratch, given)
+        else:
+            self.compiled(*arguments, stream=private.raw_stream(device))
 
-    def _launch(self, device: int, scratch: Tensor, given: dict[str, Any]) -> bool:
-        """False if the arguments are not aligned as the compiled kernel wants them."""
+    def _addresses(self, scratch: Tensor, given: dict[str, Any]) -> list[Any] | None:
+        """All arguments in order; None without a compiled kernel, or if they are not aligned as it wants them."""
+        if self.compiled is None:
+            return None
         arguments, places, begin, bits = self.template.copy(), self.places, scratch.data_ptr(), 0
         for name, offset in self.offsets.items():
             arguments[places[name]] = begin + offset
@@ -84,10 +110,7 @@ class Launch:
                 x = x.data_ptr()
                 bits |= x
             arguments[places[name]] = x
-        if bits & ALIGNED:
-            return False
-        self.compiled(*arguments, stream=private.raw_stream(device))
-        return True
+        return None if bits & ALIGNED else arguments
 
     def _compile(self, scratch: Tensor, given: dict[str, Any]) -> None:
         arrays = {

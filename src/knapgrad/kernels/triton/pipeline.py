@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from knapgrad.kernels.triton import choices, plan, tiles
-from knapgrad.kernels.triton.launch import Launch
+from knapgrad.kernels.triton.launch import Kept, Launch
 from knapgrad.kernels.triton.segments import Segments
 from knapgrad.lattice import INFEASIBLE
 
@@ -72,7 +72,7 @@ class Limits(NamedTuple):
         return torch.cat([tops, lows, begin, end], 1).int()
 
 
-class Pipeline:
+class Pipeline(Kept):
     """Sweeps over flat batches of one shape.
 
     Args:
@@ -82,8 +82,6 @@ class Pipeline:
         layout: of the tiles.
         source: what a tangent sweep follows, or None.
     """
-
-    ready: Any = None  # as of a Launch
 
     def __init__(self, theta: Tensor, limits: Limits, regularizer: str, layout: plan.Tiles, source: str | None) -> None:
         self.layout = layout
@@ -134,7 +132,7 @@ class Pipeline:
         launch({name: given[name] for name in names})
 
 
-class Segmented:
+class Segmented(Kept):
     """Sweeps of Shannon over flat batches of one shape, with the items of an instance cut into segments, which are
     instances of a pipeline side by side: for few instances, whose tables all fit.
 
@@ -144,8 +142,6 @@ class Segmented:
         layout: of the tiles of all of them.
         source: what a tangent sweep follows, or None.
     """
-
-    ready: Any = None  # as of a Launch
 
     def __init__(self, batch: Batch, segments: int, layout: plan.Tiles, source: str | None) -> None:
         self.shape, self.segments = batch.theta.shape, segments
