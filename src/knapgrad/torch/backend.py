@@ -205,12 +205,12 @@ def _lattice_on_device(constraint: Constraint, theta: Tensor, key: tuple[int, in
         with torch.inference_mode(False):
             copy = _sent(constraint.lattice(theta.shape[-1]), theta.device)
         if type(copy.weights) is Tensor and not private.is_wrapped(copy.weights):
-            copies[key], copies[event] = copy, torch.cuda.current_stream(theta.device).record_event()
-    elif not capturing:
-        if copies[event].query():
-            del copies[event]
+            copies[event], copies[key] = torch.cuda.current_stream(theta.device).record_event(), copy
+    elif not capturing and (sent := copies.get(event)) is not None:
+        if sent.query():
+            copies.pop(event, None)
         else:
-            torch.cuda.current_stream(theta.device).wait_event(copies[event])
+            torch.cuda.current_stream(theta.device).wait_event(sent)
     return copy
 
 
