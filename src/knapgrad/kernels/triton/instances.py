@@ -9,7 +9,7 @@ import triton.language as tl
 
 from knapgrad.kernels.triton.memory import collect_memory, fill_memory
 from knapgrad.kernels.triton.registers import collect_registers, fill_registers
-from knapgrad.kernels.triton.steps import FEASIBLE, limits_of, scale_of, sides_of, taint_of
+from knapgrad.kernels.triton.steps import checked, limits_of, scale_of, sides_of
 
 NUMBERS = [
     "batch", "n", "width", "reach", "inner", "plane", "weights_step", "capacity_step", "slack_step", "gamma_step",
@@ -18,7 +18,7 @@ NUMBERS = [
 
 @triton.jit
 def fill(
-    theta, z, weights, scale, C, total, goal, slack, sides, n, V, T, Q, R, width,
+    theta, z, weights, capacity, scale, C, total, goal, slack, sides, n, V, T, Q, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     NARROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -40,8 +40,7 @@ def fill(
         tangent = value
         if SOURCE is not None:
             tangent = tl.load(T + goal)
-    is_feasible = (value >= FEASIBLE) & (slack >= 0)
-    value = tl.where(is_feasible, value + taint_of(theta, n, scale, BLOCK), float("nan"))
+    value = checked(value, capacity, theta, n, scale, BLOCK)
     tl.store(Q + (n - 1) * width + goal, float("nan"), mask=value != value)
     tl.debug_barrier()
     return value, tangent
@@ -76,8 +75,9 @@ def operator_kernel(
             own, capacity + b * capacity_step, slack + b * slack_step, reach, n, tl.int32, SLACK, BOX, BLOCK
         )
         v, t = fill(
-            theta + items, z + items, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare,
-            sides, n, V, T, Q, R, width, VALUE, PROB, DPROB, SOURCE, SLACK, NARROW, BLOCK,
+            theta + items, z + items, own, capacity + b * capacity_step,
+            scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare, sides, n, V, T, Q, R, width,
+            VALUE, PROB, DPROB, SOURCE, SLACK, NARROW, BLOCK,
         )  # fmt: skip
         tl.store(value + b, v)
         if SOURCE is not None:

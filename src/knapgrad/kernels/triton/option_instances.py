@@ -5,12 +5,12 @@ import triton.language as tl
 
 from knapgrad.kernels.triton.instances import NUMBERS
 from knapgrad.kernels.triton.options import collect_choices, fill_choices, limits_of_choices
-from knapgrad.kernels.triton.steps import FEASIBLE, INFEASIBLE, first_prefix, scale_of, sides_of, taint_of
+from knapgrad.kernels.triton.steps import FEASIBLE, INFEASIBLE, checked, first_prefix, scale_of, sides_of, taint_of
 
 
 @triton.jit
 def fill(
-    theta, z, weights, scale, C, total, goal, slack, choices, V, T, P, R, width,
+    theta, z, weights, capacity, scale, C, total, goal, slack, choices, V, T, P, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     TABLE: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -24,8 +24,7 @@ def fill(
     tangent = value
     if SOURCE is not None:
         tangent = tl.load(T + goal)
-    is_feasible = (value >= FEASIBLE) & (slack >= 0)
-    value = tl.where(is_feasible, value + taint_of(theta, choices * M, scale, BLOCK), float("nan"))
+    value = checked(value, capacity, theta, choices * M, scale, BLOCK)
     if TABLE:
         last = P + tl.cast(choices - 1, tl.int64) * M * width + goal
         for o in range(M):
@@ -60,8 +59,9 @@ def operator_kernel(
             own, capacity + b * capacity_step, slack + b * slack_step, reach, choices, False, SLACK, M, BLOCK
         )
         v, t = fill(
-            theta + items, z + items, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare,
-            choices, V, T, P, R, width, VALUE, PROB, DPROB, SOURCE, SLACK, RELAXED or KEEP, LOOPS, M, BLOCK,
+            theta + items, z + items, own, capacity + b * capacity_step,
+            scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare, choices, V, T, P, R, width,
+            VALUE, PROB, DPROB, SOURCE, SLACK, RELAXED or KEEP, LOOPS, M, BLOCK,
         )  # fmt: skip
         tl.store(value + b, v)
         if SOURCE is not None:

@@ -72,8 +72,9 @@ def sample_kernel(
         )
         if not FILLED:
             fill(
-                theta + items, theta, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare,
-                choices, V, V, P, P, width, VALUE, PROB, DPROB, None, SLACK, True, LOOPS, M, BLOCK,
+                theta + items, theta, own, capacity + b * capacity_step,
+                scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare, choices, V, V, P, P, width,
+                VALUE, PROB, DPROB, None, SLACK, True, LOOPS, M, BLOCK,
             )  # fmt: skip
         if HARDEN:
             harden(own, C, total, goal, spare, choices, V, P, width, SLACK, M, BLOCK)
@@ -170,8 +171,9 @@ def log_prob_kernel(
         )
         if not FILLED:
             fill(
-                theta + items, theta, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare,
-                choices, V, V, P, P, width, VALUE, PROB, DPROB, None, SLACK, True, LOOPS, M, BLOCK,
+                theta + items, theta, own, capacity + b * capacity_step,
+                scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare, choices, V, V, P, P, width,
+                VALUE, PROB, DPROB, None, SLACK, True, LOOPS, M, BLOCK,
             )  # fmt: skip
         for start in range(0, samples, LANES):
             s = start + tl.arange(0, LANES)

@@ -291,7 +291,7 @@ def limits_of_choices(
     given = tl.load(capacity)
     if FRONTIER:
         given = tl.zeros_like(given) + reach
-    C = tl.minimum(given, reach).to(tl.int32)
+    C = tl.maximum(tl.minimum(given, reach), 0).to(tl.int32)
     total = tl.zeros([], tl.int64)
     for start in range(0, choices, BLOCK):
         k = start + tl.arange(0, BLOCK)
@@ -301,10 +301,9 @@ def limits_of_choices(
         total += tl.sum(tl.minimum(heaviest, C + 1).to(tl.int64))
     goal = C
     if not FRONTIER:
-        goal = tl.maximum(tl.minimum(C, total), 0).to(tl.int32)
+        goal = tl.minimum(C, total).to(tl.int32)
     spare = goal
     if SLACK:
         unused = tl.load(slack) - (given - goal)
         spare = tl.minimum(tl.maximum(unused, -1), goal).to(tl.int32)
-    spare = tl.where(C < 0, -1, spare)
     return C, total, goal, spare

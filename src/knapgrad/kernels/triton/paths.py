@@ -84,8 +84,9 @@ def sample_kernel(
         )
         if not FILLED:
             fill(
-                theta + items, theta, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
-                spare, sides, n, V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
+                theta + items, theta, own, capacity + b * capacity_step,
+                scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal, spare, sides, n,
+                V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
             )  # fmt: skip
         if HARDEN:
             harden(own, C, total, goal, spare, sides, n, V, Q, width, SLACK, BLOCK)
@@ -137,8 +138,9 @@ def log_prob_kernel(
         )
         if not FILLED:
             fill(
-                theta + items, theta, own, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal,
-                spare, sides, n, V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
+                theta + items, theta, own, capacity + b * capacity_step,
+                scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total.to(tl.int32), goal, spare, sides, n,
+                V, Q, Q, Q, width, VALUE, PROB, DPROB, None, SLACK, NARROW, BLOCK,
             )  # fmt: skip
         for start in range(0, samples, LANES):
             s = start + tl.arange(0, LANES)

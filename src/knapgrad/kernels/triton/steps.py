@@ -67,6 +67,13 @@ def scale_of(gamma, scale, b, gamma_step, GAMMAS: tl.constexpr):
 
 
 @triton.jit
+def checked(value, capacity, theta, n, scale, BLOCK: tl.constexpr):
+    """The value of an instance; NaN if it is infeasible, or its capacity is not valid, which is -1, or as taint_of."""
+    is_wrong = (value < FEASIBLE) | (tl.load(capacity) < 0)
+    return tl.where(is_wrong, float("nan"), value + taint_of(theta, n, scale, BLOCK))
+
+
+@triton.jit
 def weight_of(weights, i, C):
     """The weight, or C + 1 for an item that never fits, which has the same effect."""
     return tl.minimum(tl.load(weights + i), C + 1).to(tl.int32)
@@ -79,23 +86,20 @@ def limits_of(
 ):  # fmt: skip
     """The capacity, the last prefix sum (the total weight), the state to start from, which is the smaller of the two,
     and how much of that may stay unused. Sums have 32 bits where one program works on a whole table: its cells are
-    numbered in as many. With several budgets the state to start from is the capacity. Of one that is not valid, which
-    is -1, less than 0 may stay unused."""
+    numbered in as many. With several budgets the state to start from is the capacity."""
     given = tl.load(capacity)
-    C = tl.minimum(given, reach).to(tl.int32)
+    C = tl.maximum(tl.minimum(given, reach), 0).to(tl.int32)
     total = tl.zeros([], dtype)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
         total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1).to(dtype))
     goal = C if BOX else tl.minimum(C, total).to(tl.int32)
-    goal = tl.maximum(goal, 0)
     spare = goal
     if SLACK:
         unused = tl.load(slack) - (given - goal)
         spare = tl.minimum(tl.maximum(unused, -1), goal).to(tl.int32)
     if BOX:
         total += goal
-    spare = tl.where(C < 0, -1, spare)
     return C, total, goal, spare
 
 
