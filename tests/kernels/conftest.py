@@ -1,12 +1,12 @@
-"""What tests of kernels share: scratch full of NaN, and Triton's interpreter at nearly twice its speed."""
+"""What tests of kernels share: scratch full of NaN, and a faster interpreter of Triton."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import interpreter
 import numpy as np
 import pytest
 
@@ -39,37 +39,8 @@ def unwritten_memory_is_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def triton_language_is_replaced_once_per_launch() -> Iterator[None]:
-    """The interpreter puts its own functions into ``triton.language`` for each launch, and once more for each function
-    that a kernel calls, which is 40% of its time. The second does nothing where the first was done."""
-    if not importlib.util.find_spec("triton"):
-        yield
-        return
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    replace, scope = getattr(interpreter, "_patch_lang", None), getattr(interpreter, "_LangPatchScope", None)
-    is_builtin = getattr(tl.core, "is_builtin", None)
-    if replace is None or scope is None or is_builtin is None:  # another version of Triton
-        yield
-        return
-
-    def replace_once(function: Any) -> Any:
-        languages = [x for x in function.__globals__.values() if x is tl or x is tl.core]
-        return replace(function) if any(is_builtin(x.load) for x in languages) else scope()
-
-    numpy_type, known = interpreter._get_np_dtype, dict[str, Any]()
-
-    def numpy_type_once(dtype: Any) -> Any:
-        """It makes a table of all types for each question."""
-        scalar = dtype.scalar
-        if scalar.name not in known:
-            known[scalar.name] = numpy_type(scalar)
-        return known[scalar.name]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang", replace_once)
-        patch.setattr(interpreter, "_get_np_dtype", numpy_type_once)
+def faster_interpreter() -> Iterator[None]:
+    with interpreter.faster():
         yield
 
 
@@ -81,9 +52,7 @@ WITH_OVERFLOW = (
 
 
 @pytest.fixture(autouse=True)
-def overflow_is_looked_for_in_some_tests(
-    request: pytest.FixtureRequest, triton_language_is_replaced_once_per_launch: None
-) -> Iterator[None]:
+def overflow_is_looked_for_in_some_tests(request: pytest.FixtureRequest, faster_interpreter: None) -> Iterator[None]:
     """The interpreter does every sum of integers once more in 64 bits, which is a third of its time."""
     builder = getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
     options = getattr(builder, "options", None)

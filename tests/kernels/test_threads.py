@@ -245,6 +245,7 @@ def test_an_interrupt_stops_all_threads(count):
         import os, signal, threading, time
         import numba, numpy as np, knapgrad as kg
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         numba.config.NUMBA_NUM_THREADS = {count}
         theta, budget = np.zeros((60000, 200), np.float32), kg.Knapsack(np.full(200, 10), 1000)
         kg.relax(theta[:1], budget, kg.Gini())

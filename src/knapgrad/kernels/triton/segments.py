@@ -47,7 +47,8 @@ def join_kernel(
     number = tl.program_id(0)
     r, turn = (number % rows).to(tl.int64), number // rows
     if ROOT:
-        first = tl.where(turn == 0, tl.load(goals + r * goals_step), width - 1)
+        goal = tl.load(goals + r * goals_step)
+        first = tl.where(turn == 0, goal, width - 1)
     else:
         first = ((width + BLOCK - 1) // BLOCK - 1 - turn) * BLOCK  # the longest sums first
     c = first + tl.arange(0, BLOCK)
@@ -79,11 +80,13 @@ def join_kernel(
     partition = tl.sum(total * share, 1)
     found = top + tl.log(partition)
     is_out = found < FEASIBLE
-    at = r * width + c
-    tl.store(V_above + at, tl.where(is_out, INFEASIBLE, found), mask=c < width)
+    at, is_own = r * width + c, c < width
+    if ROOT:
+        is_own = is_own & ((turn == 0) | (goal < width - 1))  # the two may be the same state
+    tl.store(V_above + at, tl.where(is_out, INFEASIBLE, found), mask=is_own)
     if TANGENT:
         tangent = tl.sum(change * share, 1) / partition
-        tl.store(T_above + at, tl.where(is_out, 0.0, tangent), mask=c < width)
+        tl.store(T_above + at, tl.where(is_out, 0.0, tangent), mask=is_own)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
