@@ -5,6 +5,7 @@ in float64 at 32768 items. Both ways take turns on the same inputs, between CUDA
 are timed apart as well. Rows are printed and saved as they come.
 
     PYTHONPATH=src python -m benchmarks.pipeline --output pipeline.json
+    TRITON_INTERPRET=1 PYTHONPATH=src python -m benchmarks.pipeline large --output errors.json  # without a GPU
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,10 +26,12 @@ import torch
 import knapgrad as kg
 from knapgrad import reference
 from knapgrad.constraints import base
-from knapgrad.kernels.triton import pipeline, plan
+from knapgrad.kernels.triton import from_torch, pipeline, plan
 from knapgrad.regularizers import REGULARIZERS
+from measuring.origin import environment
 
 GAMMA = 0.3
+H200 = 132  # multiprocessors
 ALWAYS, NEVER = (1 << 30, 0, 0), (0, 0, 0)
 ALWAYS_FAR, NEVER_FAR = (*ALWAYS, 1 << 30), (*NEVER, 0)
 RULES = plan.PIPELINED, plan.PIPELINED_FAR, plan.SEGMENTED
@@ -185,19 +189,30 @@ def check_small() -> list[dict[str, Any]]:
     return rows
 
 
-def check_large() -> list[dict[str, Any]]:
-    """Against the CPU in float64: relax, and its derivative relative to the largest entry."""
-    rows = []
-    theta, z = scores(1, 32768), scores(1, 32768, seed=1)
-    for way, regularizers in (("pipeline", REGULARIZERS), ("segments", {"shannon": REGULARIZERS["shannon"]})):
+def check_large(interpreted: bool) -> list[dict[str, Any]]:
+    """Against the CPU in float64: relax, and its derivative relative to the largest entry. Interpreted: on the CPU too,
+    with as many segments as on an H200, and tiles of a whole row, which change no number of a lane."""
+    rows, n, k = [], 32768, 2048
+    segments = plan.segments(1, n, k, 1, 2, 4, H200)
+    assert segments is not None
+    rng = np.random.default_rng(0)
+    theta, z = (torch.tensor(rng.normal(size=(1, n)), dtype=torch.float32) for _ in range(2))
+    for way, regularizers in (("segments", {"shannon": REGULARIZERS["shannon"]}), ("pipeline", REGULARIZERS)):
         for regularizer, kind in regularizers.items():
+            exact = [call().double() for call in tasks(kg.TopK(k), kind(GAMMA), theta.double(), z.double()).values()]
             use(way)
-            constraint = kg.TopK(2048)
-            found = [call().double().cpu() for call in tasks(constraint, kind(GAMMA), theta, z).values()]
-            exact = tasks(constraint, kind(GAMMA), theta.double().cpu(), z.double().cpu())
-            errors = [float((x - call()).abs().max()) for x, call in zip(found, exact.values())]
+            if interpreted:
+                plan.TILE = plan.power_of_2(k + 1)
+                plan.SEGMENTED = (segments[0], n // segments[0]) if way == "segments" else (0, 1)
+                lattice = kg.TopK(k).lattice(n)
+                tensors = {x: torch.tensor(getattr(lattice, x)) for x in ("weights", "capacity", "slack")}
+                given = lattice.replace(**tensors, sizes=lattice.sizes), np.array(GAMMA), regularizer
+                found = [from_torch.relax(theta, *given), from_torch.vjp(theta, z, *given) / GAMMA]
+            else:
+                found = [x().cpu() for x in tasks(kg.TopK(k), kind(GAMMA), theta.cuda(), z.cuda()).values()]
+            errors = [float((x.double() - y).abs().max()) for x, y in zip(found, exact)]
             row = {"way": way, "regularizer": regularizer, "relax": errors[0]}
-            rows.append(row | {"vjp": errors[1] / float(found[1].abs().max())})
+            rows.append(row | {"vjp": errors[1] / float(exact[1].abs().max())})
             print("1 x 32768, k = 2048", rows[-1], flush=True)
     return rows
 
@@ -292,7 +307,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=400.0, help="seconds after which nothing more is begun")
     options = parser.parse_args()
     begin = time.perf_counter()
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "Triton's interpreter"
+    results: dict[str, Any] = {"device": device, "environment": environment(sys.argv[1:], "benchmarks.pipeline")}
 
     def save(section: str, rows: Any) -> None:
         results[section] = rows
@@ -314,7 +330,7 @@ def main() -> None:
     if "small" in options.sections:
         save("small", check_small())
     if "large" in options.sections:
-        save("large", check_large())
+        save("large", check_large(interpreted=not torch.cuda.is_available()))
     if "top-k" in options.sections:
         table("top-k", TOP_K, lambda n, k: kg.TopK(k), options.regularizers, ways)
     if "segments" in options.sections:

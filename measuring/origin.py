@@ -30,7 +30,7 @@ def environment(command: list[str], module: str) -> dict[str, Any]:
         "versions": {
             "knapgrad": knapgrad.__version__,
             **{name: metadata.version(name) for name in ("numpy", "numba", "llvmlite", "torch")},
-            **({"jax": metadata.version("jax")} if importlib.util.find_spec("jax") else {}),
+            **{name: metadata.version(name) for name in ("jax", "triton") if importlib.util.find_spec(name)},
         },
         "vector_instructions": sorted(flag for flag in cpu_flags() if flag in {"avx", "avx2", "avx512f", "neon"}),
     }

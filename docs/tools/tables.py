@@ -99,7 +99,8 @@ def memory() -> str:
 
 
 def peers(name: str = "peers-cpu.json") -> str:
-    """The soft selection, and with its gradient, in milliseconds; the peak memory of the latter."""
+    """The soft selection, and with its gradient, in milliseconds; the peak memory of the latter; and by how much entries
+    differ from the marginals."""
     path = RESULTS / name
     found = read(path)
     shapes = list(dict.fromkeys((row["batch"], row["n"], row["k"]) for row in found["rows"]))
@@ -113,9 +114,10 @@ def peers(name: str = "peers-cpu.json") -> str:
             times = [short(row[part]["median"]) for part in ("forward, ms", "both, ms") if part in row]
             peak = f" ({short(row['both, peak MB'])})" if "both, peak MB" in row else ""
             cells.append(" / ".join(times) + peak)
-        rows.append([method, *cells])
-    head = [f"{batch} × {n}, {k}" for batch, n, k in shapes]
-    return f"{table(['batch × items, k', *head], rows)}\n\n{source(path, found['environment'])}"
+        errors = [row["difference from the marginals"] for row in found["rows"] if row["method"] == method]
+        rows.append([method, *cells, "yes" if max(errors) < 1e-3 else "no", f"{max(errors):.2g}"])
+    head = ["batch × items, k", *(f"{batch} × {n}, {k}" for batch, n, k in shapes), "exact marginals", "off by"]
+    return f"{table(head, rows)}\n\n{source(path, found['environment'])}"
 
 
 def peers_gpu() -> str:
