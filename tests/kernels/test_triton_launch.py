@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import knapgrad as kg
+from knapgrad.constraints import base
 from knapgrad.kernels import first_calls
 from knapgrad.torch import backend, private
 
@@ -189,6 +190,111 @@ def test_a_constraint_that_is_made_in_every_call_is_sent_once_on_cuda(monkeypatc
     y = kg.relax(theta, kg.Knapsack(torch.tensor(weights), 6), kg.Gini())
     y.sum().backward()
     assert torch.equal(y, expected)
+
+
+class Stream:
+    """As much of a stream as is asked for, and its events, which are over when ``done`` says so."""
+
+    def __init__(self) -> None:
+        self.done, self.waited = False, 0
+
+    def record_event(self) -> Stream:
+        return self
+
+    def query(self) -> bool:
+        return self.done
+
+    def wait_event(self, event: Stream) -> None:
+        self.waited += 1
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Two, and a function that makes one of them current; what is sent stays where it is, and is a new lattice."""
+    streams, state = [Stream(), Stream()], {"current": 0, "capturing": False}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[state["current"]])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
+    monkeypatch.setattr(private, "raw_stream", lambda _: state["current"])
+    tensors = {name: torch.ones(1, dtype=torch.int64) for name in ("weights", "capacity")}
+    monkeypatch.setattr(backend, "_sent", lambda plain, _: plain.replace(**tensors))
+    base._first_equal.cache_clear()
+    yield streams, state
+    base._first_equal.cache_clear()
+
+
+def copy_of(constraint: Any, n: int = 3) -> Any:
+    return backend._lattice_on_device(constraint, torch.zeros(2, n), (0, n))
+
+
+def test_equal_constraints_share_their_copies(streams):
+    (first, second), state = streams
+    a, b, other = kg.TopK(2), kg.TopK(2), kg.TopK(1)
+    sent = copy_of(a)
+    assert copy_of(b) is sent is copy_of(kg.TopK(2)) and copy_of(other) is not sent
+    first.done = True
+    assert copy_of(b) is sent and (0, 3, "event") not in b.copies  # known to be there
+    assert copy_of(a, 4) is copy_of(b, 4) is not sent
+    state["current"] = 1
+    waited = second.waited
+    assert copy_of(b) is sent and copy_of(kg.TopK(2)) is not sent  # the stream on which it is made has its own
+    assert second.waited == waited + 1  # for its own
+
+
+def test_another_stream_waits_for_copies(streams):
+    (first, second), state = streams
+    a, b = kg.TopK(2), kg.TopK(2)
+    sent = copy_of(a)
+    assert copy_of(b) is sent
+    state["current"] = 1
+    assert copy_of(b) is sent and second.waited == 1
+    first.done = True
+    assert copy_of(b) is sent and second.waited == 1
+
+
+def test_what_a_constraint_has_is_never_taken_from_it(streams):
+    """A graph may read it."""
+    first, a = kg.TopK(2), kg.TopK(2)
+    copy_of(first)
+    a.copies["widest"] = None
+    kept = copy_of(a, 4)
+    for k in range(100):
+        copy_of(kg.Knapsack([1, 2, 3], k))  # more than are remembered
+    copy_of(kg.TopK(2))
+    copy_of(a, 5)
+    assert copy_of(a, 4) is kept and "widest" in a.copies
+
+
+def test_a_copy_is_not_sent_while_a_graph_is_captured(streams):
+    _, state = streams
+    a = kg.TopK(2)
+    copy_of(a)
+    state["capturing"] = True
+    assert copy_of(a) is a.copies[0, 3]
+    with pytest.raises(RuntimeError, match="make one call with this constraint"):
+        copy_of(kg.TopK(2))
+
+
+def test_launches_that_graphs_read_do_not_push_others_out(monkeypatch):
+    made = []
+
+    def prepare(*_: Any) -> Any:
+        made.append(Launch(Kernel(True), 1, {}, {}, {}))
+        return made[-1]
+
+    monkeypatch.setattr(from_torch, "_prepared", prepare)
+    monkeypatch.setattr(from_torch, "_LARGEST_MEMO", 4)
+    lattice = kg.TopK(2).lattice(3)
+
+    def launch_of(batch: int) -> Any:
+        return from_torch._launch_of("relax", torch.zeros(batch, 3), lattice, np.ones(()), "gini")
+
+    read = [launch_of(batch) for batch in range(10, 13)]
+    for kept in read:
+        kept.captured = True
+    passing = [launch_of(batch) for batch in range(4)]
+    assert [launch_of(batch) for batch in range(4)] == passing and len(made) == 7
+    launch_of(5)
+    assert [launch_of(batch) for batch in range(10, 13)] == read and launch_of(0) is not passing[0]
 
 
 @CUDA

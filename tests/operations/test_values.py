@@ -82,12 +82,14 @@ def test_the_first_of_equal_constraints_is_found(pair, monkeypatch):
         return
     base._first_equal.cache_clear()
     n = 4 if isinstance(pair[0], kg.MultipleChoice) else 3
-    assert base.first_equal(pair[0], n) is pair[0]
-    assert base.first_equal(pair[1], n) is pair[0] and base.first_equal(pair[0], n) is pair[0]
+    assert base.first_equal(pair[0], n, 0) is pair[0]
+    grows = pair[0].lattice(n).weights.ndim > 1  # with a batch
+    assert base.first_equal(pair[1], n, 0) is pair[grows] and base.first_equal(pair[0], n, 0) is pair[0]
+    assert base.first_equal(pair[1], n, 1) is pair[1]  # the first one there
     other = kg.Knapsack([7, 7, 7], 8)
-    assert base.first_equal(other, 3) is other
+    assert base.first_equal(other, 3, 0) is other
     monkeypatch.setattr(base, "_REMEMBERED", (64, 2))
-    assert base.first_equal(pair[1], n) is pair[1]  # too many numbers
+    assert base.first_equal(pair[1], n, 0) is pair[1]  # too many numbers
 
 
 def test_a_constraint_of_traced_numbers_is_its_own_first():
@@ -96,7 +98,7 @@ def test_a_constraint_of_traced_numbers_is_its_own_first():
     @jax.jit
     def traced(weights: Any) -> Any:
         limits = [kg.Knapsack(weights, 2, max_capacity=2) for _ in range(2)]
-        assert limits[0] == limits[1] and all(base.first_equal(limit, 3) is limit for limit in limits)
+        assert limits[0] == limits[1] and all(base.first_equal(limit, 3, 0) is limit for limit in limits)
         return weights
 
     traced(np.ones(3, np.int32))

@@ -91,17 +91,18 @@ class Constraint(Value, ABC):
             return inside & (used >= capacity - backend.array(lattice.slack, y, "slack"))
 
 
-def first_equal(constraint: Constraint, n: int) -> Constraint:
-    """The first of those that are equal, so that one that is made in every call finds what was worked out about it; or
-    itself, if its numbers for n items are not known, or many."""
+def first_equal(constraint: Constraint, n: int, place: Any) -> Constraint:
+    """The first constraint at a place that was equal to this one, so that what was worked out for it is found again.
+    The constraint itself, if its numbers for n items are not known, are many, or would grow with a batch."""
     lattice = constraint.lattice(n)
     arrays = [x for x in (lattice.weights, lattice.capacity, lattice.slack) if x is not None]
-    is_known = all(isinstance(x, np.ndarray) for x in arrays)
-    return _first_equal(constraint) if is_known and sum(x.size for x in arrays) <= _REMEMBERED[1] else constraint
+    if not all(isinstance(x, np.ndarray) for x in arrays) or lattice.weights.ndim > 1:
+        return constraint
+    return constraint if sum(x.size for x in arrays) > _REMEMBERED[1] else _first_equal(constraint, place)
 
 
 @lru_cache(maxsize=_REMEMBERED[0])
-def _first_equal(constraint: Constraint) -> Constraint:
+def _first_equal(constraint: Constraint, place: Any) -> Constraint:
     return constraint
 
 

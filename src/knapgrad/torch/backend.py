@@ -189,12 +189,9 @@ def _lattice_in_graph(constraint: Constraint, theta: Tensor) -> Lattice:
 
 
 def _lattice_on_device(constraint: Constraint, theta: Tensor, key: tuple[int, int]) -> Lattice:
-    """The arrays are kept with the constraint, and with all that are equal: copying them in every call would wait for
-    the device. An event tells other streams when they are there."""
-    capturing, event = torch.cuda.is_current_stream_capturing(), (*key, "event")
-    if not capturing and key not in constraint.copies:
-        constraint._keep(copies=first_equal(constraint, theta.shape[-1]).copies)
-    copies = constraint.copies
+    """The arrays are kept with the constraint, and with all that are equal and first used on the same stream: copying
+    them in every call would wait for the device. An event tells other streams when they are there."""
+    capturing, event, copies = torch.cuda.is_current_stream_capturing(), (*key, "event"), constraint.copies
     copy = copies.get(key)
     if copy is None:
         if capturing:
@@ -202,11 +199,19 @@ def _lattice_on_device(constraint: Constraint, theta: Tensor, key: tuple[int, in
                 "weights and capacity are not on the device yet, and cannot go there while a CUDA graph is captured; "
                 "make one call with this constraint, and a theta of this shape, before"
             )
-        with torch.inference_mode(False):
-            copy = _sent(constraint.lattice(theta.shape[-1]), theta.device)
-        if type(copy.weights) is Tensor and not private.is_wrapped(copy.weights):
-            copies[event], copies[key] = torch.cuda.current_stream(theta.device).record_event(), copy
-    elif not capturing and (sent := copies.get(event)) is not None:
+        device, n = key
+        shared = first_equal(constraint, n, (device, private.raw_stream(device))).copies
+        copy = shared.get(key)
+        if copy is None:
+            with torch.inference_mode(False):
+                copy = _sent(constraint.lattice(n), theta.device)
+            if type(copy.weights) is not Tensor or private.is_wrapped(copy.weights):
+                return copy
+            shared[event], shared[key] = torch.cuda.current_stream(theta.device).record_event(), copy
+        if (sent := shared.get(event)) is not None:
+            copies[event] = sent
+        copies[key] = copy
+    if not capturing and (sent := copies.get(event)) is not None:
         if sent.query():
             copies.pop(event, None)
         else:

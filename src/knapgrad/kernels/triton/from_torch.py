@@ -129,7 +129,8 @@ _KERNELS = {
     "log_prob": Kernel("log_prob_kernel", 1, {"BACKWARDS": False}),
     "log_prob_vjp": Kernel("log_prob_kernel", 1, {"BACKWARDS": True}),
 }
-_LARGEST_MEMO = 64  # launches
+_LARGEST_MEMO = 64  # launches, and those that CUDA graphs read
+_UNKNOWN: Any = object()
 
 
 def _launch_of(
@@ -139,31 +140,25 @@ def _launch_of(
     kind = None if _is_number(gamma) else (gamma.dtype, gamma.numel() == 1)
     key = name, theta.shape, theta.dtype, regularizer, kind, samples
     memo, capturing = lattice.memo, theta.is_cuda and torch.cuda.is_current_stream_capturing()
-    if key not in memo:
-        if len(memo) >= _LARGEST_MEMO:
-            for other, kept in list(memo.items()):
-                if kept is None or not kept.captured:
-                    memo.pop(other, None)
+    launch = memo.get(key, _UNKNOWN)
+    if launch is _UNKNOWN:
+        passing = [other for other, kept in list(memo.items()) if kept is None or not kept.captured]
+        for other in passing if len(passing) >= _LARGEST_MEMO else ():
+            memo.pop(other, None)
         launch = _prepared(_KERNELS[name], theta, lattice, gamma, regularizer, samples)
         if capturing:
             return launch  # its arrays belong to the graph: they are filled when it is replayed
         if theta.is_cuda and launch is not None:
             launch.ready = torch.cuda.current_stream(theta.device).record_event()
         memo[key] = launch
-    launch = memo[key]
-    if launch is not None and capturing:  # which begins when all arrays are there
+    elif launch is not None and capturing:  # which begins when all arrays are there
         launch.captured = True
-    elif launch is not None and launch.ready is not None:
-        _wait_for(launch, theta.device)
+    elif launch is not None and (ready := launch.ready) is not None:  # another thread may set it to None
+        if ready.query():
+            launch.ready = None
+        else:
+            torch.cuda.current_stream(theta.device).wait_event(ready)
     return launch
-
-
-def _wait_for(launch: Launch | Pipeline | Segmented, device: torch.device) -> None:
-    """Until its arrays are there, which were made on the stream of the first call."""
-    if launch.ready.query():
-        launch.ready = None
-    else:
-        torch.cuda.current_stream(device).wait_event(launch.ready)
 
 
 def _is_number(gamma: Any) -> bool:

@@ -156,7 +156,7 @@ class Segments:
         batch: the number of instances.
         segments: per instance, 2 or a higher power of 2.
         width: states 0..width - 1 of a row.
-        dtype: of theta, and of all but V and the value.
+        dtype: of theta, and of all but V, the value, and T above the segments.
         has_tangent: whether rows T are given as well.
     """
 
