@@ -4,7 +4,7 @@
 
 Kernels are compiled for an H100 or H200 (sm_90) as they would be launched there, by Triton's own compiler, and
 disassembled. What is compared is the number of instructions in each loop, outer loops include inner ones, and the
-registers of a thread. It says nothing about time: where both are the same, so is the time; else measure it
+registers of a thread. That is no time: where both are the same, times hardly differ; else measure them
 (`python -m benchmarks.compare --device cuda`). The planning and the kernels are those of the checkouts, the rest is
 this one's.
 """

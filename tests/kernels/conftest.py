@@ -47,19 +47,22 @@ def faster_interpreter() -> Iterator[None]:
 #: tests that look for sums beyond 32 bits, some of every kind of kernel
 WITH_OVERFLOW = (
     "test_the_edges", "test_many_tiles", "test_every_regularizer", "test_several_tiles",
-    "test_the_frontier_against_the_reference",
+    "test_the_frontier_against_the_reference", "test_sums_beyond_32_bits_are_found",
 )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def overflow_is_looked_for_in_some_tests(request: pytest.FixtureRequest, faster_interpreter: None) -> Iterator[None]:
-    """The interpreter does every sum of integers once more in 64 bits, which is a third of its time."""
+    """The interpreter does every sum of integers once more in 64 bits, which is a third of its time, and compares the
+    two if it debugs."""
     builder = getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
     options = getattr(builder, "options", None)
     if not hasattr(options, "sanitize_overflow"):  # no Triton, or another version of it
         yield
         return
     wanted = request.config.getoption("--all-cases") or request.node.originalname in WITH_OVERFLOW
-    object.__setattr__(options, "sanitize_overflow", wanted)
+    for name in ("sanitize_overflow", "debug"):
+        object.__setattr__(options, name, wanted)
     yield
     object.__setattr__(options, "sanitize_overflow", True)
+    object.__setattr__(options, "debug", False)

@@ -92,8 +92,10 @@ class Watch:
 
     - A program reads or writes what another one wrote, or writes what another one reads, or either of what others add
       to by atomics. In the interpreter one program runs after the other, on a device at any time.
-    - A volatile load of what another program wrote, if it is written more than once: then it is not clear what arrives.
+    - A volatile load of what another program wrote, if it is written more than once, or in parts: then it is not clear
+      what arrives. One of what another program writes later is like any other load.
     - A volatile load of ABSENT. A program may only wait for programs that started before it, so for it all is there.
+    - An atomic compare-and-swap, which is not looked at.
 
     If there is no fault, then whatever the device does, each volatile load finds either what is there in the end, or
     ABSENT. With ``late`` it is ABSENT so often, until it is found for the first time: all that can happen on a device.
@@ -141,7 +143,11 @@ class Watch:
         def end(*_: Any) -> None:
             self._end()
 
+        def swap(*_: Any) -> None:
+            self._fault("swaps")
+
         hooks = {"create_masked_load": load, "create_masked_store": store, "create_atomic_rmw": atomic}
+        hooks["create_atomic_cas"] = swap
         for name, hook in (hooks | {"set_grid_idx": place}).items():
             self.patch.setattr(builder, name, hook)
         self.patch.setattr(interpreter.GridExecutor, "_init_args_hst", begin)
@@ -191,7 +197,8 @@ class Watch:
         self.offsets = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64) if len(counts) else counts
         total = int(counts.sum())
         self.writer, self.reader, self.adder = (np.zeros(total, np.int32) for _ in range(3))
-        self.stores, self.sent, self.found = np.zeros(total, np.int32), *np.zeros((2, total), bool)
+        self.stores, self.width = np.zeros(total, np.int32), np.zeros(total, np.int32)
+        self.sent, self.found = np.zeros((2, total), bool)
         self.launches += 1
         return [moved(x) for x in positional], {name: moved(x) for name, x in named.items()}
 
@@ -231,8 +238,8 @@ class Watch:
             self._fault("writes what another one reads or writes")
         if self.sent[at].any():
             self._fault("writes again what was received")
-        self.writer[at] = self.program
-        self.stores[at] += 1
+        self.writer[at], self.width[at] = self.program, at.shape[1]
+        np.add.at(self.stores, at, 1)
 
     def _atomic(self, address: Any, mask: Any) -> None:
         at = self._cells(address, mask)
@@ -248,9 +255,10 @@ class Watch:
         values, writers = found.data[lanes], self.writer[at[:, 0]]
         if (values == ABSENT).any():
             self._fault("waits for what no program before it has sent")
-        if (self.stores[at][writers != self.program] > 1).any():
-            self._fault("receives what is written more than once")
-        is_sent = self._others(writers)
+        is_sent, early = self._others(writers), at[writers == 0]
+        if (self.stores[at[is_sent]] > 1).any() or (self.width[at[is_sent]] != at.shape[1]).any():
+            self._fault("receives what is written more than once, or in parts")
+        self.reader[early] = np.where(self._others(self.reader[early]), _MANY, self.program)
         self.sent[at[is_sent]] = True
         self.received += int(is_sent.sum())
         is_late = is_sent & ~self.found[at[:, 0]] & (self.rng.random(len(values)) < self.late)

@@ -43,13 +43,14 @@ PIPELINES: dict[str, tuple[Problem, dict[str, Any]]] = {
 }
 
 CHOICES = np.array([[2, 5, 0], [1, 4, 3], [6, 2, 2]])
-#: with the number of their items
+ANY, ITEMS = ["narrow"], [*PATHS, "tiles"]  # where rows of options live does not depend on the limits
+#: with the number of their items, and how they are laid out
 OTHERS = {
-    "options": (kg.MultipleChoice(CHOICES, 8), 9),
-    "options, at least": (kg.MultipleChoice(CHOICES, 8, at_least=7, optional=True), 12),
-    "many options": (kg.MultipleChoice(np.arange(18).reshape(1, 18), 9), 18),
-    "two budgets": (kg.MultiKnapsack([[1, 1, 1, 1], [3, 0, 2, 4]], [2, 5]), 4),
-    "three budgets": (kg.MultiKnapsack([[1, 0, 2], [3, 0, 2], [1, 1, 0]], [2, 3, 1]), 3),
+    "options": (kg.MultipleChoice(CHOICES, 8), 9, ANY),
+    "options, at least": (kg.MultipleChoice(CHOICES, 8, at_least=7, optional=True), 12, ANY),
+    "many options": (kg.MultipleChoice(np.arange(18).reshape(1, 18), 9), 18, ANY),
+    "two budgets": (kg.MultiKnapsack([[1, 1, 1, 1], [3, 0, 2, 4]], [2, 5]), 4, ITEMS),
+    "three budgets": (kg.MultiKnapsack([[1, 0, 2], [3, 0, 2], [1, 1, 0]], [2, 3, 1]), 3, ITEMS),
 }
 
 
@@ -73,21 +74,35 @@ def test_programs_keep_to_their_memory(name, path, limits):
     check_the_same(found, every_result(Call(PROBLEMS[name], "gini", "float32")))
 
 
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("path", ["narrow", "wide", "tiles"])
+@pytest.mark.parametrize("name, path", [(name, path) for name in OTHERS for path in OTHERS[name][2]])
 def test_programs_of_choices_and_budgets_keep_to_their_memory(name, path, limits):
     limits(**(TILES if path == "tiles" else PATHS[path]))
-    constraint, n = OTHERS[name]
+    constraint, n, _ = OTHERS[name]
     lattice, theta = test_triton.on_device(constraint.lattice(n)), scores((2, n))
-    given, y = (lattice, np.array(0.7), "tsallis"), scores((3, 2, n)).abs() % 1
-    with Watch() as watch:
-        drawn = from_torch.sample(theta, y, *given)
-        from_torch.vjp(theta, scores((2, n), seed=1), *given)
-        from_torch.mode(theta, *given)
-        from_torch.log_prob(theta, drawn, *given)
-        from_torch.log_prob_vjp(theta, drawn, drawn[..., 0], *given)
-        from_torch.frontier(theta, *given)
-    assert watch.launches >= 6
+    given, uniforms, z = (lattice, np.array(0.7), "tsallis"), scores((3, 2, n)).abs() % 1, scores((2, n), seed=1)
+
+    def results() -> dict[str, Any]:
+        y, table = from_torch.sample(theta, uniforms, *given), from_torch.tabulate(theta, *given)[2]
+        values = from_torch.frontier(theta, *given)
+        return {
+            "sample": y,
+            "sample from a kept table": from_torch.sample(theta, uniforms, *given, table),
+            "vjp": from_torch.vjp(theta, z, *given),
+            "entropy": from_torch.entropy(theta, *given),
+            "entropy_grad": from_torch.entropy_grad(theta, *given),
+            "solve": from_torch.solve(theta, lattice),
+            "mode": from_torch.mode(theta, *given),
+            "log_prob": from_torch.log_prob(theta, y, *given),
+            "log_prob_vjp": from_torch.log_prob_vjp(theta, y, z[None, :, 0].expand(3, -1), *given),
+            "frontier": values,
+            "frontier_vjp": from_torch.frontier_vjp(theta, values.nan_to_num(0, 0, 0), *given),
+        }
+
+    expected = results()
+    with Watch(late=0.5) as watch:
+        found = results()
+    assert watch.launches > len(found) and (watch.waits > 0) == (path == "tiles")
+    check_the_same(found, expected)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -163,6 +178,35 @@ def sent_again(x, y):
 
 
 @triton.jit
+def sent_by_many_lanes(x, y):
+    if tl.program_id(0) == 0:
+        tl.store(y + 0 * tl.arange(0, 4), tl.arange(0, 4).to(tl.float32))
+    else:
+        tl.store(x, tl.load(y, volatile=True))
+
+
+@triton.jit
+def sent_in_parts(x, y):
+    if tl.program_id(0) == 0:
+        tl.store(y + tl.arange(0, 2), tl.zeros([2], tl.float32))
+    else:
+        tl.store(x, tl.load(y.to(tl.pointer_type(tl.int64)), volatile=True).to(tl.float32))
+
+
+@triton.jit
+def looked_at_early(x, y):
+    if tl.program_id(0) == 0:
+        tl.store(x, tl.load(y, volatile=True))
+    else:
+        tl.store(y, 1.0)
+
+
+@triton.jit
+def swap(x, y):
+    tl.atomic_cas(y.to(tl.pointer_type(tl.int32)), 0, 1)
+
+
+@triton.jit
 def never_sent(x, y):
     tl.store(x, tl.load((y + 2).to(tl.pointer_type(tl.int32)), volatile=True).to(tl.float32))
 
@@ -184,6 +228,10 @@ FAULTS: dict[str, tuple[Callable[..., Any], str]] = {
     "both write": (both_write, "writes what another one reads or writes"),
     "atomics": (add_and_read, "reads what others add to|adds to what another one reads"),
     "sent twice": (sent_twice, "receives what is written more than once"),
+    "sent by many lanes": (sent_by_many_lanes, "receives what is written more than once"),
+    "sent in parts": (sent_in_parts, "in parts"),
+    "looked at early": (looked_at_early, "writes what another one reads"),
+    "swap": (swap, "swaps"),
     "sent again": (sent_again, "writes what another one reads or writes|writes again"),
     "never sent": (never_sent, "waits for what no program before it has sent"),
 }
@@ -205,3 +253,19 @@ def test_what_is_no_fault():
         all_is_well[(3,)](x, y)
     assert y.tolist() == [7, 8, 9, 0, 0, 3, 0, 0] and x[:2].tolist() == [7, 8]
     assert (watch.launches, watch.received, watch.waits) == (1, 2, 0)
+
+
+@triton.jit
+def add_one(x):
+    tl.store(x, tl.load(x) + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_sums_beyond_32_bits_are_found(dtype):
+    x = torch.tensor([2**31 - 1], dtype=dtype)
+    if dtype == torch.int32:
+        with pytest.raises(Exception, match="int32 overflow"):
+            add_one[(1,)](x)
+    else:
+        add_one[(1,)](x)
+        assert x.item() == 2**31
