@@ -99,7 +99,7 @@ def memory() -> str:
 
 
 def peers(name: str = "peers-cpu.json") -> str:
-    """The soft selection, and with its gradient, in milliseconds, the peak memory of the latter, and by how much entries
+    """The soft selection, and with its gradient, in milliseconds; the peak memory of the latter; by how much entries
     differ from the marginals."""
     path = RESULTS / name
     found = read(path)
