@@ -39,24 +39,6 @@ UNIT = np.ones(())
 Row = dict[str, Any]
 
 
-class Device:
-    """As much of a driver as the compiler asks for."""
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-
 def calls(kernels: Any) -> dict[str, Callable[[], Any]]:
     """What is compiled, by name."""
     found: dict[str, Callable[[], Any]] = {}
@@ -88,13 +70,14 @@ def calls(kernels: Any) -> dict[str, Callable[[], Any]]:
 
 def serve() -> None:
     """Prints a line of JSON per call: its kernels, with their loops and registers."""
-    from triton.runtime import JITFunction, driver
+    from triton.runtime import JITFunction
 
     from knapgrad.kernels.triton import from_torch as kernels
+    from measuring import compiler
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    driver.set_active(Device())
+    compiler.use()
     kernels.multiprocessors = lambda _: MULTIPROCESSORS  # type: ignore[assignment]
     run, compiled = JITFunction.run, dict[str, Row]()
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import JITFunction, driver
+from triton.runtime import JITFunction
 
 import knapgrad as kg
 from knapgrad.kernels.triton import from_torch as kernels
 from knapgrad.kernels.triton import plan
 from knapgrad.kernels.triton.segments import Segments
+from measuring import compiler
 
 CONSTRAINTS = {
     "registers": (kg.Knapsack([1, 2, 3, 4], 6, at_least=2), 4),
@@ -33,24 +33,8 @@ CONSTRAINTS = {
 UNIT = np.ones(())
 
 
-class Device:
-    """As much of a driver as the compiler asks for."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-
 def main() -> None:
-    driver.set_active(Device())
+    compiler.use()
     compiled, names, run = set(), [], JITFunction.run
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
