@@ -118,11 +118,12 @@ def code_of(binary: bytes) -> Row:
     return {"loops": loops, "registers": int(registers[1]), "stack": int(registers[2])}
 
 
-def is_longer(base: Row, this: Row) -> bool:
-    """Whether a loop within the last one, which is that over instances, has 2% and two instructions more, or whether
-    there are other loops."""
-    pairs = list(zip(base["loops"], this["loops"]))[:-1]
-    return len(base["loops"]) != len(this["loops"]) or any(new > 1.02 * old and new > old + 1 for old, new in pairs)
+def is_longer(row: Row) -> bool:
+    """Whether a loop has 2% and two instructions more, or whether there are other loops. The last one is that over
+    instances, which runs once for each, but in kernels of one item, which have none."""
+    base, this = row["base"]["loops"], row["this"]["loops"]
+    pairs = list(zip(base, this))[: None if row["kernel"].endswith("item_kernel") else -1]
+    return len(base) != len(this) or any(new > 1.02 * old and new > old + 1 for old, new in pairs)
 
 
 def measure(checkout: Path) -> dict[str, Row]:
@@ -163,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
             elif before != code:
                 print(f"{name}: {kernel}, loops {before['loops']} -> {code['loops']}, ", end="")
                 print(f"registers {before['registers']} -> {code['registers']}")
-    longer = [f"{row['call']} ({row['kernel']})" for row in rows if row["base"] and is_longer(row["base"], row["this"])]
+    longer = [f"{row['call']} ({row['kernel']})" for row in rows if row["base"] and is_longer(row)]
     print(
         f"{len(longer)} of {len(rows)} kernels have an inner loop that is longer by more than 2%", *longer, sep="\n  "
     )

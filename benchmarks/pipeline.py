@@ -308,8 +308,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=400.0, help="seconds after which nothing more is begun")
     options = parser.parse_args()
     begin = time.perf_counter()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "Triton's interpreter"
-    results: dict[str, Any] = {"device": device, "environment": environment(sys.argv[1:], "benchmarks.pipeline")}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: Triton's interpreter"
+    results: dict[str, Any] = {"environment": environment(sys.argv[1:], "benchmarks.pipeline") | {"gpu": gpu}}
 
     def save(section: str, rows: Any) -> None:
         results[section] = rows

