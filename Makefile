@@ -14,7 +14,7 @@ DOCS := $(VENV)/.installed-docs
 SMOKE := build/smoke
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs docs-serve test lint format types bench fuzz experiments figures wheel smoke smoke-frameworks clean
+.PHONY: help install demo docs docs-serve check test lint format types bench fuzz experiments figures wheel smoke smoke-frameworks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /:/' | awk -F: '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -51,6 +51,12 @@ docs: $(DOCS)  ## build the site into build/site; recipes are run, and a broken 
 
 docs-serve: $(DOCS)  ## read the site, and see changes as they are saved
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
+
+check: $(STAMP)  ## style, types, and a test of each file of src: a minute, for the loop of edit and try
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q --representatives $(ARGS)
 
 test: $(STAMP)  ## run all tests and doctests; a file stays in one process, so that each kernel is compiled once
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

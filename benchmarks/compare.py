@@ -43,6 +43,9 @@ from measuring import clocks, origin
 
 REGULARIZERS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
 OWN = Case(8, 60, capacity=200)  # every instance has weights of its own
+OPTIONS = Case(32, 100, lightest=0, heaviest=9, capacity=120)  # 25 choices among 4
+BOX = Case(32, 20, lightest=1, heaviest=9, capacity=40)  # 40 of one budget and 10 of the other
+SPECIAL = {OWN: "own-weights", OPTIONS: "options", BOX: "two-budgets"}
 CPU = (*cases.SPEED, OWN, Case(1, 200, lightest=1, heaviest=99, capacity=5000))
 GPU = (*cases.GPU, Case(1024, 1000, k=300), Case(2, 200, lightest=1, heaviest=1199, capacity=60000))
 BOTH = ("relax", "backward")
@@ -66,8 +69,8 @@ class Cell(NamedTuple):
     @property
     def name(self) -> str:
         limit = "" if self.case.capacity is None else f"C={self.case.capacity}"
-        own = "own-weights" if self.case == OWN else ""
-        words = (self.framework, self.call, self.case.shape, limit, own, self.regularizer, self.threads)
+        special = SPECIAL.get(self.case, "")
+        words = (self.framework, self.call, self.case.shape, limit, special, self.regularizer, self.threads)
         return " ".join(filter(None, words))
 
 
@@ -76,7 +79,9 @@ def cells(device: str) -> list[Cell]:
         pairs = list(zip(("numpy", "torch"), BOTH))
         found = [Cell(*pair, case, r) for case in CPU for r in REGULARIZERS for pair in pairs]
         found += [Cell(*pair, x, r, "all-threads") for x in THREADS for r in ("shannon", "gini") for pair in pairs]
-        framework, calls, shapes, in_jax = "numpy", ("value", "sample", "entropy"), cases.SAMPLING, cases.JAX
+        found += [Cell(*pair, case, r) for case in (OPTIONS, BOX) for r in REGULARIZERS for pair in pairs]
+        shapes = (*cases.SAMPLING, OWN, OPTIONS, BOX)
+        framework, calls, in_jax = "numpy", ("value", "sample", "entropy"), cases.JAX
     else:
         found = [Cell("graph", call, case, r) for case in GPU for r in REGULARIZERS for call in BOTH]
         found += [Cell("torch", call, cases.GPU_OVERHEAD, r) for r in REGULARIZERS for call in BOTH]
@@ -148,6 +153,10 @@ def constraint_of(case: Case, at_least: float | None) -> Any:
     if problem.exactly:
         return kg.TopK(problem.total)
     weights = problem.weights[0]
+    if case == OPTIONS:
+        return kg.MultipleChoice(weights.reshape(-1, 4), problem.total)
+    if case == BOX:
+        return kg.MultiKnapsack([weights, np.ones_like(weights)], [problem.total, 10])
     if case == OWN:
         weights = np.random.default_rng(1).integers(case.lightest, case.heaviest + 1, problem.theta.shape)
     bound = {} if at_least is None else {"at_least": int(at_least * problem.total)}
@@ -156,7 +165,9 @@ def constraint_of(case: Case, at_least: float | None) -> Any:
 
 def make_call(cell: Cell, constraint: Any, smoothing: Any, place: str | None, seed: int = 0) -> Callable[[], Any]:
     problem, rng = cases.make(cell.case, seed), None if place else np.random.default_rng(seed)
-    theta, z = (torch.from_numpy(x).to(place) if place else x for x in (problem.theta, problem.z))
+    event = (-1, 4) if cell.case == OPTIONS else (-1,)
+    arrays = (x.reshape(len(x), *event) for x in (problem.theta, problem.z))
+    theta, z = (torch.from_numpy(x).to(place) if place else x for x in arrays)
     sample = partial(kg.sample, theta, constraint, smoothing, num_samples=SAMPLES, rng=rng)
     if cell.call == "backward":
         theta.requires_grad_()

@@ -64,10 +64,11 @@ def copy_bandwidth(size: int = 2 << 30) -> float:
 def step_latency(batch: int, items: int, reach: int) -> dict[str, Any]:
     """Microseconds of one dependent step in the layout that the kernels choose for a shape."""
     from benchmarks import chain_kernels
-    from knapgrad.kernels.triton import from_torch, plan
+    from knapgrad.kernels.triton import plan
+    from knapgrad.kernels.triton.batch import multiprocessors
 
     device = torch.device("cuda", torch.cuda.current_device())
-    layout = plan.plan(batch, items, reach, 1, 4, from_torch.multiprocessors(device))
+    layout = plan.plan(batch, items, reach, 1, 4, multiprocessors(device))
     chain = chain_kernels.gather_chain if layout.narrow else chain_kernels.memory_chain
     found: dict[str, Any] = {"layout": "registers" if layout.narrow else "memory", "block": layout.block}
     found["warps"] = layout.warps

@@ -1,11 +1,12 @@
-"""Results of every operation on 1,000 fixed problems: saved before a change, compared after it.
+"""Results of every operation on 1,600 fixed problems: saved before a change, compared after it.
 
     python -m benchmarks.frozen save before.npz --backends numpy torch jax
-    python -m benchmarks.frozen compare before.npz after.npz --output benchmarks/results/frozen.json
+    python -m benchmarks.frozen compare before.npz after.npz
 
 Only public functions are called, so that the same file runs on both versions (PYTHONPATH chooses one). Half of the
-problems come from 16 families that share their shapes and the width of their tables: these are run in JAX, which
-compiles for each; the others have shapes of their own.
+problems come from families that share their shapes and the width of their tables: these are run in JAX, which
+compiles for each; the others have shapes of their own. The first 1,000 are knapsacks and top-k; the others have a
+least weight, options, or several budgets, and JAX, which compiles for each, runs some of them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tqdm import tqdm
 import knapgrad as kg
 from measuring import origin
 
-COUNT, FAMILIES, SAMPLES = 1000, 16, 3
+COUNT, PLAIN, FAMILIES, SAMPLES = 1600, 1000, 16, 3
 REGULARIZERS = (kg.Shannon, kg.Gini, kg.Tsallis)
 
 
@@ -35,13 +36,22 @@ class Frozen(NamedTuple):
     seed: int
     theta: np.ndarray
     z: np.ndarray
-    weights: np.ndarray | None  # None for top-k
-    capacity: np.ndarray
+    weights: Any  # None for top-k
+    capacity: Any
     regularizer: type[kg.Shannon]
     gamma: Any
+    kind: str = "plain"
+    least: Any = 0
 
     def constraint(self) -> Any:
-        return kg.TopK(self.capacity) if self.weights is None else kg.Knapsack(self.weights, self.capacity)
+        if self.kind in ("required", "optional"):
+            optional = self.kind == "optional"
+            return kg.MultipleChoice(self.weights, self.capacity, optional=optional, at_least=self.least)
+        if self.kind == "boxes":
+            return kg.MultiKnapsack(self.weights, self.capacity)
+        if self.weights is None:
+            return kg.TopK(self.capacity, at_least=self.least if self.kind == "least" else None)
+        return kg.Knapsack(self.weights, self.capacity, at_least=self.least)
 
     def target(self) -> np.ndarray:
         return kg.solve(self.z.astype(np.float64), self.constraint())
@@ -49,7 +59,44 @@ class Frozen(NamedTuple):
 
 def problems() -> Iterator[Frozen]:
     for index in range(COUNT):
-        yield of_family(index) if index % 2 else of_its_own(index)
+        if index >= PLAIN:
+            yield of_another_kind(index)
+        else:
+            yield of_family(index) if index % 2 else of_its_own(index)
+
+
+def of_another_kind(index: int) -> Frozen:
+    """Odd ones come from families too. Each is feasible: its limits are around what some selection uses."""
+    kind = ("least", "required", "optional", "boxes")[index // 2 % 4]
+    family = index // 8 % 5 if index % 2 else index
+    shape, rng = np.random.default_rng([10, family, index % 2]), np.random.default_rng([11, index])
+    batch = int(shape.choice([1, 3, 17]))
+    n = int(shape.choice([4, 9, 25]) if index % 2 else shape.integers(1, 40))
+    event = (max(n // 4, 1), int(shape.integers(1, 6))) if kind in ("required", "optional") else (n,)
+    dtype = np.float32 if shape.random() < 0.7 else np.float64
+    theta, z = rng.standard_normal((2, batch, *event)).astype(dtype) * dtype(rng.choice([0.1, 1.0, 30.0]))
+    gamma, regularizer = float(rng.choice([0.1, 1.0, 3.0])), REGULARIZERS[int(rng.integers(0, 3))]
+    own, is_top_k = bool(shape.random() < 0.4), kind == "least" and shape.random() < 0.3
+    if kind == "boxes":
+        weights = rng.integers(0, 5, (2 + int(shape.random() < 0.3), *((batch,) if own else ()), n))
+        limits = [np.array([12, 9, 3][budget]) for budget in range(len(weights))]
+        return Frozen(index, theta, z, list(weights), limits, regularizer, gamma, kind)
+    weights = rng.integers(0, 7, (batch, *event) if own else event)
+    weights.reshape(-1, n if event == (n,) else event[0] * event[1])[:, 0] = 7
+    picked = (
+        rng.integers(0, 2, (batch, n))
+        if event == (n,)
+        else np.eye(event[1], dtype=int)[rng.integers(0, event[1], (batch, event[0]))]
+    )
+    if kind == "optional":
+        picked = picked * rng.integers(0, 2, (batch, event[0], 1))
+    used = (picked * (1 if is_top_k else weights)).reshape(batch, -1).sum(-1)
+    least = np.maximum(used - rng.integers(0, 3, batch), 0)
+    capacity = np.minimum(used + rng.integers(0, 4, batch), n) if is_top_k else used + rng.integers(0, 4, batch)
+    if kind != "least" and shape.random() < 0.5:
+        least = np.zeros((), int)
+    capacity[0] = max(capacity[0], n if is_top_k else 30)
+    return Frozen(index, theta, z, None if is_top_k else weights, capacity, regularizer, gamma, kind, least)
 
 
 def of_family(index: int) -> Frozen:
@@ -177,7 +224,7 @@ def results(backend: str, first: int, step: int) -> dict[str, np.ndarray]:
     """Of every step-th problem."""
     found = {}
     for problem in tqdm(islice(problems(), first, None, step), desc=backend, total=COUNT // step, mininterval=5):
-        if backend == "jax" and problem.seed % 2 == 0:
+        if backend == "jax" and problem.seed % (2 if problem.kind == "plain" else 18) != 1:
             continue
         for name, x in BACKENDS[backend](problem).items():
             found[f"{backend}/{name}/{problem.seed}"] = x

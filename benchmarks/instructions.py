@@ -36,6 +36,13 @@ MULTIPROCESSORS = 132
 SAMPLES = 32
 REGULARIZERS = "shannon", "gini", "tsallis"
 UNIT = np.ones(())
+OTHERS = {  # the shape of theta, and the constraint
+    "choices of 5": ((1024, 100), kg.MultipleChoice(np.arange(100).reshape(20, 5) % 37, 300)),
+    "choices of 5 at least": ((1024, 100), kg.MultipleChoice(np.arange(100).reshape(20, 5) % 37, 300, at_least=150)),
+    "choices of 20": ((1024, 320), kg.MultipleChoice(np.arange(320).reshape(16, 20) % 37, 300)),
+    "two budgets": ((1024, 40), kg.MultiKnapsack(np.arange(80).reshape(2, 40) % 7, [20, 20])),
+    "rows of many programs": ((2, 30), kg.Knapsack(np.arange(1, 31) * 500, 40_000)),
+}
 Row = dict[str, Any]
 
 
@@ -51,11 +58,9 @@ def calls(kernels: Any) -> dict[str, Callable[[], Any]]:
         if case in cases.GPU[:3]:
             constraints[" at least"] = kg.Knapsack(problem.weights[0], total, at_least=total // 2)
         for kind, constraint in constraints.items():
-            plain = constraint.lattice(case.items)
-            arrays = {name: getattr(plain, name) for name in ("weights", "capacity", "slack")}
-            tensors = {name: torch.tensor(x) for name, x in arrays.items() if x is not None}
+            lattice = on_device(constraint, case.items)
             for regularizer in REGULARIZERS:
-                given = plain.replace(**tensors), UNIT, regularizer
+                given = lattice, UNIT, regularizer
                 name = f"{case.shape}{kind} {regularizer}"
                 found[f"{name} relax"] = partial(kernels.relax, theta, *given)
                 found[f"{name} vjp"] = partial(kernels.vjp, theta, theta, *given)
@@ -65,7 +70,23 @@ def calls(kernels: Any) -> dict[str, Callable[[], Any]]:
                     found[f"{name} sample"] = partial(kernels.sample, theta, y, *given)
                     found[f"{name} log_prob"] = partial(kernels.log_prob, theta, y, *given)
                     found[f"{name} log_prob_vjp"] = partial(kernels.log_prob_vjp, theta, y, y[..., 0], *given)
+    for kind, (shape, constraint) in OTHERS.items():
+        theta, given = torch.zeros(shape), (on_device(constraint, shape[1]), UNIT, "shannon")
+        y = theta.new_zeros(SAMPLES, *theta.shape)
+        found[f"{kind} relax"] = partial(kernels.relax, theta, *given)
+        found[f"{kind} vjp"] = partial(kernels.vjp, theta, theta, *given)
+        found[f"{kind} frontier"] = partial(kernels.frontier, theta, *given)
+        found[f"{kind} sample"] = partial(kernels.sample, theta, y, *given)
+        found[f"{kind} mode"] = partial(kernels.mode, theta, *given)
+        found[f"{kind} log_prob_vjp"] = partial(kernels.log_prob_vjp, theta, y, y[..., 0], *given)
     return found
+
+
+def on_device(constraint: Any, items: int) -> Any:
+    """Its lattice, of tensors."""
+    plain = constraint.lattice(items)
+    arrays = {name: getattr(plain, name) for name in ("weights", "capacity", "slack")}
+    return plain.replace(**{name: torch.tensor(x) for name, x in arrays.items() if x is not None})
 
 
 def serve() -> None:
@@ -78,7 +99,8 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     compiler.use()
-    kernels.multiprocessors = lambda _: MULTIPROCESSORS  # type: ignore[assignment]
+    planned = sys.modules[getattr(kernels, "flat", kernels.tabulate).__module__]  # in older checkouts that is all one
+    planned.multiprocessors = lambda _: MULTIPROCESSORS  # type: ignore[attr-defined]
     run, compiled = JITFunction.run, dict[str, Row]()
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:

@@ -44,7 +44,7 @@ def bare_launch(theta: Tensor, lattice: Any, regularizer: str) -> Callable[[Tens
     unit = np.ones(())
     from_torch.relax(theta, lattice, unit, regularizer)
     from_torch.vjp(theta, theta, lattice, unit, regularizer)
-    forwards, backwards = (from_torch._launch_of(name, theta, lattice, unit, regularizer) for name in ("relax", "vjp"))
+    forwards, backwards = (from_torch._way_of(name, theta, lattice, unit, regularizer) for name in ("operator", "vjp"))
     stream = torch.cuda.current_stream().cuda_stream
 
     def launch(prepared: Any, x: Tensor, z: Tensor) -> Tensor:

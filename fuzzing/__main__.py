@@ -3,6 +3,7 @@
     make fuzz                                                # minutes
     python -m fuzzing --instances 20000 --backends numpy     # a look
     python -m fuzzing --seed 7 --output fuzz.json
+    python -m fuzzing --fence                                # whether anything ends the process (fuzzing/fence.py)
 
 A case is a batch of instances and all operations on it. The oracle (fuzzing/oracle.py) enumerates selections where they
 are few, and has a plain sweep in long double for the rest; it shares no code with the library. A failure is made
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from fuzzing import fence
 from fuzzing.cases import Case, draw
 from fuzzing.checks import Failure, code_of, failures, smallest
 
@@ -85,9 +87,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="(0)")
     parser.add_argument("--backends", nargs="+", choices=list(SHARES), help="(all that are there)")
     parser.add_argument("--output", type=Path, help="JSON file for the report")
+    parser.add_argument("--fence", action="store_true", help="dirty input, and memory between guard pages")
     given = parser.parse_args(arguments)
     from tqdm import tqdm
 
+    if given.fence:
+        return behind_the_fence(given, tqdm(total=given.instances, unit=" instances"))
     with tqdm(total=given.instances, unit=" instances") as bar:
         report = fuzz(given.instances, given.seed, given.backends or available(), bar=bar)
     print(f"{'':50} {'calls':>9} {'instances':>11} {'failures':>9}")
@@ -105,6 +110,25 @@ def main(arguments: list[str] | None = None) -> int:
         origin = environment(sys.argv[1:] if arguments is None else arguments, "fuzzing")
         given.output.write_text(json.dumps({"environment": origin, **report}, indent=1) + "\n")
     return 1 if report["failures"] else 0
+
+
+def behind_the_fence(given: argparse.Namespace, bar: Any) -> int:
+    with bar:
+        report = fence.run(given.seed, given.backends or [x for x in available() if x != "cuda"], given.instances, bar)
+    for call, count in report["operations"].items():
+        print(f"{call:70} {count:9,}")
+    print(
+        f"{report['calls']:,} calls, {len(report['found'])} of them ended the process, or raised what they should not"
+    )
+    for crash in report["found"][:3]:
+        print(f"\n{crash['code']}")
+    if given.output is not None:
+        from measuring.origin import environment
+
+        given.output.write_text(
+            json.dumps({"environment": environment(sys.argv[1:], "fuzzing"), **report}, indent=1) + "\n"
+        )
+    return 1 if report["found"] else 0
 
 
 if __name__ == "__main__":

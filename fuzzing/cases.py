@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -279,9 +279,9 @@ def rounded(values: Array, dtype: str) -> Array:
     return np.asarray(values, dtype).astype(float)
 
 
-def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500) -> Case:
+def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500, kinds: Sequence[str] = ()) -> Case:
     is_jax = backend == "jax"
-    kind = rng.choice(list(KINDS))
+    kind = rng.choice(kinds or list(KINDS))
     groups = int(rng.integers(0, 8)) if rng.random() < 0.9 else int(rng.integers(8, 30))
     event: tuple[int, ...] = (groups, int(rng.integers(1, 6))) if "options" in kind else (groups,)
     batch = int(rng.choice([0, 1, 3, 17, 64, largest_batch], p=[0.02, 0.05, 0.05, 0.08, 0.2, 0.6]))

@@ -100,7 +100,7 @@ def checks(case: Case) -> Iterator[Check]:
     yield check("divergence", code, gap, 4 * valued + relaxed * scale, prior=prior)
     yield check("divergence is not negative", f"np.minimum(numbers({code}), 0)", np.zeros(batch), 0.0, prior=prior)
     yield from _of_paths(case, truth, check, rng, size, n, narrow)
-    exactly = case.constraint._exactly
+    exactly = case.constraint.frontier_of(n).exactly
     if exactly is not None and batch:
         row = case.widest.truth(slack="none" if exactly else "all").frontier
         code = "kg.frontier(theta, constraint, smoothing)"
@@ -284,12 +284,22 @@ def smallest(failure: Failure) -> Failure:
 def code_of(failure: Failure) -> str:
     """Python that fails as the case did; AssertionError if the result is wrong."""
     case, check, b = failure.case, failure.check, failure.instance
-    arguments = ", ".join(f"{name}={_text(x)}" for name, x in case.arguments.items())
-    smoothing = f"kg.{REGULARIZERS[case.regularizer].__name__}({_text(case.gamma)})"
     tolerance = np.broadcast_to(check.tolerance, len(check.expected))[b] if len(check.expected) else 0.0
     given = "".join(f"{name} = {_text(x)}\n" for name, x in check.given.items())
     return f"""\
 # {check.operation}: {case.kind}, {case.backend}, {case.dtype}, instance {b}
+{setting_of(case)}
+{given}found = numbers({check.code})
+expected = {_text(np.asarray(check.expected, float))}
+np.testing.assert_allclose(found[{b}:{b + 1}], expected[{b}:{b + 1}], rtol=0, atol={float(tolerance)!r})
+"""
+
+
+def setting_of(case: Case) -> str:
+    """Python that makes what the expressions of a case use."""
+    arguments = ", ".join(f"{name}={_text(x)}" for name, x in case.arguments.items())
+    smoothing = f"kg.{REGULARIZERS[case.regularizer].__name__}({_text(case.gamma)})"
+    return f"""\
 import numpy as np, knapgrad as kg
 from numpy import array as numpy_array, inf, nan
 from fuzzing.cases import Case
@@ -302,11 +312,7 @@ theta, array, rng, numbers, score, likelihood, deviation = (
     known[name] for name in ("theta", "array", "rng", "numbers", "score", "likelihood", "deviation"))
 torch, jax = known.get("torch"), known.get("jax")
 constraint = kg.{type(case.constraint).__name__}(**constraint_arguments)
-smoothing = {smoothing}
-{given}found = numbers({check.code})
-expected = {_text(np.asarray(check.expected, float))}
-np.testing.assert_allclose(found[{b}:{b + 1}], expected[{b}:{b + 1}], rtol=0, atol={float(tolerance)!r})
-"""
+smoothing = {smoothing}"""
 
 
 def _text(x: Any) -> str:

@@ -1,8 +1,8 @@
-"""Small random problems with several budgets for hypothesis, with their truth, and the cases at the edges."""
+"""Problems of items with several budgets, see instances.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,66 +10,48 @@ from hypothesis import strategies as st
 
 import knapgrad as kg
 from instances import GAMMAS, INF, Problem, scores
-from oracles import BoxTruth, Subset, box_truth, mp, subsets
+from oracles import BoxTruth, Limits, truth
 
 
 @dataclass(frozen=True)
 class Boxes(Problem):
-    """A batch of instances as a user would write it; weights and capacity have one entry per budget."""
+    """Weights and capacity have one entry per budget."""
 
     @property
     def constraint(self) -> kg.MultiKnapsack:
         return kg.MultiKnapsack(self.weights, self.capacity)
 
-    def rows(self) -> list[tuple[Any, Any, Any, float]]:
-        """theta, weights (n, budgets), capacities and gamma of each instance."""
-        weights = [np.broadcast_to(np.asarray(w, dtype=int), self.theta.shape) for w in self.weights]
-        limits = [np.broadcast_to(np.asarray(c), self.batch).reshape(self.size) for c in self.capacity]
-        gammas = np.broadcast_to(np.asarray(self.gamma, dtype=float), self.batch).reshape(self.size)
-        loads = np.stack([self.flat(w) for w in weights], -1)
-        return [
-            (theta, tuple(map(tuple, own.tolist())), tuple(int(c[b]) for c in limits), float(gammas[b]))
-            for b, (theta, own) in enumerate(zip(self.flat(self.theta), loads))
-        ]
+    def rows(self) -> list[tuple[np.ndarray, Any, Limits, float]]:
+        """Weights are (n, budgets)."""
+        loads = np.stack([self.flat(np.broadcast_to(np.asarray(w, dtype=int), self.theta.shape)) for w in self.weights])
+        weights = [tuple(map(tuple, own.tolist())) for own in np.moveaxis(loads, 0, -1)]
+        limits = [Limits(0, each) for each in zip(*(self.each(c).tolist() for c in self.capacity))]
+        return list(zip(self.flat(self.theta), weights, limits, self.each(self.gamma).astype(float)))
+
+    def one(self, b: int) -> Boxes:
+        theta, weights, limits, gamma = self.rows()[b]
+        return Boxes(theta.copy(), list(zip(*weights)), list(limits.capacity), float(gamma))
+
+    @property
+    def capacities(self) -> list[Any]:
+        return self.capacity
+
+    def at_capacity(self, *capacity: int) -> Boxes:
+        return replace(self, capacity=list(capacity))
 
     def truths(self, regularizer: str) -> list[BoxTruth]:  # type: ignore[override]
-        return [box_truth(tuple(theta.tolist()), w, c, regularizer, g) for theta, w, c, g in self.rows()]
+        return [truth(theta, w, limits, regularizer, g, BoxTruth) for theta, w, limits, g in self.rows()]
 
-    def keeps(self, y: Any, weights: Any, capacities: Any) -> bool:
-        loads = np.array(weights, dtype=object).reshape(len(y), len(capacities)).T
-        return all(np.dot(y, w) <= c for w, c in zip(loads, capacities))
-
-    def optima(self) -> list[tuple[float, list[Subset]]]:
-        found = []
-        for theta, weights, capacities, _ in self.rows():
-            possible = {
-                y: sum((mp.mpf(float(t)) for p, t in zip(y, theta) if p), mp.mpf(0))
-                for y in subsets(len(theta))
-                if self.keeps(y, weights, capacities) and not any(p and t == -INF for p, t in zip(y, theta))
-            }
-            best = max(possible.values())
-            found.append((float(best), [y for y, score in possible.items() if score == best]))
-        return found
-
-    def contains(self, y: np.ndarray) -> np.ndarray:
-        """Whether selections (..., *batch, n) are feasible."""
-        samples = y.reshape(int(np.prod(y.shape[: y.ndim - self.theta.ndim])), self.size, self.n)
-        found = [
-            [bool(np.isin(row, (0, 1)).all()) and self.keeps(row, w, c) for row, (_, w, c, _) in zip(each, self.rows())]
-            for each in samples
-        ]
-        return np.array(found, dtype=bool).reshape(y.shape[:-1])
-
-    def allows(self, y: np.ndarray) -> bool:
-        return bool(self.contains(y).all()) and not (y * np.isneginf(self.theta)).any()
+    def moved(self, order: Any) -> Boxes:
+        weights = [np.broadcast_to(np.asarray(w), self.theta.shape)[order] for w in self.weights]
+        return replace(self, theta=self.theta[order], weights=weights)
 
 
 @st.composite
-def box_problems(draw: st.DrawFn, one_shape: bool = False, masked: bool = True) -> Boxes:
-    """One shape is for JAX, which compiles for each."""
+def box_problems(draw: st.DrawFn, max_n: int = 6, masked: bool = True, one_shape: bool = False) -> Boxes:
     budgets = 2 if one_shape else draw(st.integers(1, 3))
     batch = (3,) if one_shape else draw(st.sampled_from([(), (1,), (2,), (3,)]))
-    size, n = int(np.prod(batch)), 4 if one_shape else draw(st.integers(1, 6))
+    size, n = int(np.prod(batch)), 4 if one_shape else draw(st.integers(1, min(max_n, 6)))
     theta = np.array(draw(st.lists(scores(masked), min_size=size * n, max_size=size * n))).reshape(*batch, n)
     gamma: Any = draw(GAMMAS)
     if one_shape or (batch and draw(st.booleans())):

@@ -1,11 +1,10 @@
-"""Small random problems of choices among options for hypothesis, with their truth, and the cases at the edges."""
+"""Problems of choices among options, see instances.py."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -13,106 +12,69 @@ from hypothesis import strategies as st
 import knapgrad as kg
 import oracles
 from instances import GAMMAS, INF, Problem, scores
-from oracles import ChoiceTruth, Limits, Subset, choice_truth, feasible
-
-KINDS = ("required", "optional", "required, at least", "optional, at least")
+from oracles import ChoiceTruth, Subset, truth
 
 
 @dataclass(frozen=True)
 class Choices(Problem):
-    """A batch of instances as a user would write it; theta is (*batch, groups, options)."""
+    """theta is (*batch, groups, options)."""
 
     optional: bool = False
 
-    @property
-    def event(self) -> tuple[int, ...]:
-        return self.theta.shape[-2:]
+    event_dims: ClassVar[int] = 2
 
     @property
     def options(self) -> int:
         return self.theta.shape[-1]
 
     @property
-    def n(self) -> int:
-        return int(np.prod(self.event))
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        return self.theta.shape[:-2]
+    def decisions(self) -> int:
+        return self.event[0] * int(np.ceil(np.log2(self.options + self.optional)))
 
     @property
     def constraint(self) -> kg.MultipleChoice:
         least = 0 if self.at_least is None else self.at_least
         return kg.MultipleChoice(self.weights, self.capacity, at_least=least, optional=self.optional)
 
-    def rows(self) -> list[tuple[np.ndarray, np.ndarray, Limits, float]]:
-        """Of each instance, flat: theta, weights, limits and gamma."""
-
-        def each(x: Any) -> np.ndarray:
-            return np.broadcast_to(np.asarray(x), self.batch).reshape(self.size)
-
-        weights = np.broadcast_to(np.asarray(self.weights, dtype=int), self.theta.shape)
-        limits = each(0 if self.at_least is None else self.at_least).tolist(), each(self.capacity).tolist()
-        gammas = each(self.gamma).astype(float)
-        return list(zip(self.flat(self.theta), self.flat(weights), map(Limits, *limits), gammas))
-
     def truths(self, regularizer: str) -> list[ChoiceTruth]:
-        kind = {"options": self.options, "optional": self.optional}
-        return [choice_truth(theta, w, limits, regularizer, g, **kind) for theta, w, limits, g in self.rows()]
+        kind = ChoiceTruth, self.options, self.optional
+        return [truth(theta, w, limits, regularizer, g, *kind) for theta, w, limits, g in self.rows()]
+
+    def has_form(self, y: np.ndarray) -> bool:
+        picked = y.reshape(self.event).sum(-1)
+        return super().has_form(y) and bool(((picked <= 1) if self.optional else (picked == 1)).all())
 
     def possible(self) -> list[Subset]:
-        """All selections of one instance, flat, whatever they weigh."""
         return oracles.choices(*self.event, self.optional)
 
-    def optima(self) -> list[tuple[float, list[Subset]]]:
-        kind = self.event, self.optional
-        return [_optimum(tuple(theta), tuple(w), limits, *kind) for theta, w, limits, _ in self.rows()]
-
-    def batched(self, values: list[Any], *shape: int) -> np.ndarray:
-        return np.array(values, dtype=np.float64).reshape((*self.batch, *(self.event if shape else ())))
-
-    def scale(self) -> np.ndarray:
-        finite = np.where(np.isinf(self.theta), 0.0, np.abs(self.theta))
-        largest = finite.max(axis=(-2, -1), initial=0.0)
-        return np.maximum(largest, np.broadcast_to(np.asarray(self.gamma, dtype=float), self.batch))
-
-    def contains(self, y: np.ndarray) -> np.ndarray:
-        """Whether selections (..., *batch, groups, options) are feasible."""
-        samples = y.reshape(int(np.prod(y.shape[: y.ndim - self.theta.ndim])), self.size, self.n)
-        possible = set(self.possible())
-        found = [
-            [tuple(one) in possible and feasible(one, w, limits) for one, (_, w, limits, _) in zip(sample, self.rows())]
-            for sample in samples.tolist()
-        ]
-        return np.array(found, dtype=bool).reshape(y.shape[:-2])
-
-    def allows(self, y: np.ndarray) -> bool:
-        return bool(self.contains(y).all()) and not (y * np.isneginf(self.theta)).any()
-
     def selections(self) -> np.ndarray:
-        """(selections, *batch, groups, options): of each group nothing, any of its options, or more than one."""
+        """Of each group nothing, any of its options, or more than one."""
         picks = [np.zeros(self.options), *np.eye(self.options)]
         if self.options > 1:
             picks.append(np.arange(self.options) < 2)
-        every = np.array(list(itertools.product(picks, repeat=self.event[0])))
-        every = every.reshape(-1, *(1,) * len(self.batch), *self.event)
-        return np.broadcast_to(every, (len(every), *self.theta.shape)).copy()
+        return self.repeated(np.array(list(itertools.product(picks, repeat=self.event[0]))))
 
+    def columns(self, x: np.ndarray) -> np.ndarray:
+        """With a score of 0 for no pick, which is an option."""
+        if self.optional and self.options > 1:
+            x = np.concatenate([np.zeros_like(x[..., :1]), x], -1)
+        return x.reshape(self.size, x.shape[-2] * x.shape[-1])
 
-@lru_cache(maxsize=4096)
-def _optimum(theta, weights, limits: Limits, event: tuple[int, ...], optional: bool) -> tuple[float, list[Subset]]:
-    return oracles.optimum(theta, weights, limits, oracles.choices(*event, optional))
+    def order(self, draw: st.DrawFn) -> Any:
+        groups, options = (np.array(draw(st.permutations(range(size))), dtype=int) for size in self.event)
+        return ..., groups[:, None], options
 
 
 @st.composite
-def choice_problems(draw: st.DrawFn, kind: str, masked: bool = True, one_shape: bool = False) -> Choices:
-    """Feasible ones. One shape is for JAX, which compiles for each."""
-    optional, with_least = kind.startswith("optional"), kind.endswith("at least")
+def choice_problems(
+    draw: st.DrawFn, with_least: bool, optional: bool, max_n: int = 9, masked: bool = True, one_shape: bool = False
+) -> Choices:
+    """Feasible ones."""
     batch = (3,) if one_shape else draw(st.sampled_from([(), (1,), (2,), (3,)]))
     size = int(np.prod(batch))
     groups, options = (3, 3) if one_shape else (draw(st.integers(1, 3)), draw(st.integers(1, 5)))
-    if groups == 3:
-        options = min(options, 3)  # few paths
+    if not one_shape and groups == 3:
+        options = min(options, max_n // 3)  # few paths
     count = size * groups * options
     theta = np.array(draw(st.lists(scores(masked), min_size=count, max_size=count))).reshape(*batch, groups, options)
     gamma: Any = draw(GAMMAS)

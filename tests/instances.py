@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,33 +24,56 @@ def lattice(weights: Any, limits: Limits) -> Lattice:
 
 @dataclass(frozen=True)
 class Problem:
-    """A batch of instances as a user would write it: weights, limits and gamma shared or one for each instance."""
+    """A batch of instances as a user would write it: weights, limits and gamma shared or one for each instance.
 
-    theta: np.ndarray  # (*batch, n)
+    This one is of items. Other kinds of constraint override what is different (choices.py, boxes.py), and kinds.py
+    lists all of them.
+    """
+
+    theta: np.ndarray  # (*batch, *event)
     weights: Any  # None for top-k
     capacity: Any  # k for top-k
     gamma: Any = 1.0
     at_least: Any = None  # None for 0, or for k
+
+    event_dims: ClassVar[int] = 1
 
     @property
     def is_top_k(self) -> bool:
         return self.weights is None
 
     @property
+    def event(self) -> tuple[int, ...]:
+        return self.theta.shape[self.theta.ndim - self.event_dims :]
+
+    @property
     def n(self) -> int:
-        return self.theta.shape[-1]
+        return int(np.prod(self.event))
 
     @property
     def batch(self) -> tuple[int, ...]:
-        return self.theta.shape[:-1]
+        return self.theta.shape[: self.theta.ndim - self.event_dims]
 
     @property
     def size(self) -> int:
         return int(np.prod(self.batch))
 
+    @property
+    def decisions(self) -> int:
+        """The most that are smoothed on a way to a selection."""
+        return self.n
+
     def flat(self, array: np.ndarray) -> np.ndarray:
-        """(*batch, n) as one row per instance."""
+        """(*batch, *event) as one row per instance."""
         return array.reshape(self.size, self.n)
+
+    def each(self, x: Any) -> np.ndarray:
+        """What is shared or of each instance, as one entry per instance."""
+        return np.broadcast_to(np.asarray(x), self.batch).reshape(self.size)
+
+    def beside(self, x: Any) -> np.ndarray:
+        """What is shared or of each instance, of a shape that goes with theta."""
+        return np.broadcast_to(np.asarray(x, dtype=float), self.batch).reshape(*self.batch, *[1] * self.event_dims)
 
     @property
     def constraint(self) -> Any:
@@ -60,53 +84,106 @@ class Problem:
     def regularizer(self, name: str) -> Any:
         return getattr(kg, name.capitalize())(self.gamma)
 
-    def rows(self) -> list[tuple[np.ndarray, np.ndarray, Limits, float]]:
-        """theta, weights, limits and gamma of each instance, in order of the flattened batch."""
-        size = self.size
-        weights = np.ones(self.n, dtype=int) if self.is_top_k else np.asarray(self.weights, dtype=int)
+    def rows(self) -> list[tuple[np.ndarray, Any, Limits, float]]:
+        """theta, weights, limits and gamma of each instance, flat, in order of the flattened batch."""
+        weights = np.ones(self.event, int) if self.is_top_k else np.asarray(self.weights, dtype=int)
         default = self.capacity if self.is_top_k else 0
         limits = (default if self.at_least is None else self.at_least), self.capacity
-        at_least, capacity = (np.broadcast_to(np.asarray(x), self.batch).reshape(size).tolist() for x in limits)
-        return list(
-            zip(
-                self.theta.reshape(size, self.n),
-                np.broadcast_to(weights, self.theta.shape).reshape(size, self.n),
-                map(Limits, at_least, capacity),
-                np.broadcast_to(np.asarray(self.gamma, dtype=float), self.batch).reshape(size),
-            )
-        )
+        weights = self.flat(np.broadcast_to(weights, self.theta.shape))
+        gammas = self.each(self.gamma).astype(float)
+        return list(zip(self.flat(self.theta), weights, map(Limits, *(self.each(x).tolist() for x in limits)), gammas))
+
+    def one(self, b: int) -> Problem:
+        """An instance, without a batch."""
+        theta, weights, limits, gamma = self.rows()[b]
+        own = None if self.is_top_k else weights.reshape(self.event)
+        changed = {"weights": own, "capacity": limits.capacity, "at_least": limits.at_least, "gamma": float(gamma)}
+        return replace(self, theta=theta.reshape(self.event).copy(), **changed)
 
     def truths(self, regularizer: str) -> list[Truth]:
         return [truth(theta, w, limits, regularizer, g) for theta, w, limits, g in self.rows()]
 
+    @property
+    def capacities(self) -> list[Any]:
+        """One entry per budget."""
+        return [self.capacity]
+
+    def at_capacity(self, *capacity: int) -> Problem:
+        """With another capacity; exactly that if exactly the present one, or k items, is what is selected."""
+        is_exact = self.is_top_k if self.at_least is None else bool(np.any(self.at_least))
+        return replace(self, capacity=capacity[0], at_least=capacity[0] if is_exact else 0)
+
+    def frontier(self, regularizer: str | None) -> np.ndarray:
+        """(*batch, C + 1), with an axis for each budget: the value, or for None the optimum, at each."""
+        sizes = [int(np.max(c, initial=0)) + 1 for c in self.capacities]
+        here = [self.at_capacity(*c) for c in np.ndindex(*sizes)]
+        if regularizer is None:
+            entries = [[best for best, _ in one.optima()] for one in here]
+        else:
+            entries = [[truth.value for truth in one.truths(regularizer)] for one in here]
+        return np.array(entries).T.reshape(*self.batch, *sizes)
+
+    def has_form(self, y: np.ndarray) -> bool:
+        """Whether a flat selection is one, whatever it weighs."""
+        return bool(np.isin(y, (0, 1)).all())
+
+    def possible(self) -> list[Subset]:
+        """All flat selections that have the form."""
+        return subsets(self.n)
+
+    def feasible(self, b: int) -> list[Subset]:
+        """Those that instance b allows, with or without masked entries."""
+        _, weights, limits, _ = self.rows()[b]
+        return [y for y in self.possible() if feasible(y, weights, limits)]
+
     def optima(self) -> list[tuple[float, list[Subset]]]:
         """The best score of each instance, and all selections that have it."""
-        return [optimum(theta, w, limits) for theta, w, limits, _ in self.rows()]
+        among = tuple(self.possible())
+        return [_optimum(tuple(theta), tuple(map(_hashable, w)), limits, among) for theta, w, limits, _ in self.rows()]
 
     def batched(self, values: list[Any], *shape: int) -> np.ndarray:
-        return np.array(values, dtype=np.float64).reshape((*self.batch, *shape))
+        """One number per instance, or as many as theta has."""
+        return np.array(values, dtype=np.float64).reshape((*self.batch, *(self.event if shape else ())))
 
     def scale(self) -> np.ndarray:
         """What a relative error of the value is relative to, besides the value: the scores and gamma."""
         finite = np.where(np.isinf(self.theta), 0.0, np.abs(self.theta))
-        largest = finite.max(axis=-1, initial=0.0)
+        largest = finite.reshape(*self.batch, self.n).max(axis=-1, initial=0.0)
         return np.maximum(largest, np.broadcast_to(np.asarray(self.gamma, dtype=float), self.batch))
 
+    def contains(self, y: np.ndarray) -> np.ndarray:
+        """Whether selections (..., *batch, *event) are feasible."""
+        front = y.shape[: y.ndim - self.theta.ndim]
+        found = [
+            [self.has_form(one) and feasible(one, w, limits) for one, (_, w, limits, _) in zip(sample, self.rows())]
+            for sample in y.reshape(int(np.prod(front)), self.size, self.n)
+        ]
+        return np.array(found, dtype=bool).reshape((*front, *self.batch))
+
     def allows(self, y: np.ndarray) -> bool:
-        """Whether all selections of shape (..., *batch, n) are 0/1, feasible and free of masked items."""
-        samples = y.reshape(int(np.prod(y.shape[: y.ndim - self.theta.ndim])), self.size, self.n)
-        if not np.isin(samples, (0.0, 1.0)).all():
-            return False
-        return all(
-            feasible(sample[b], w, limits) and not (sample[b][np.isneginf(theta)]).any()
-            for sample in samples
-            for b, (theta, w, limits, _) in enumerate(self.rows())
-        )
+        """Whether all selections (..., *batch, *event) are feasible and free of masked entries."""
+        return bool(self.contains(y).all()) and not (y * np.isneginf(self.theta)).any()
 
     def selections(self) -> np.ndarray:
-        """Every 0/1 vector, feasible or not, for each instance: (2^n, *batch, n)."""
-        every = np.array(subsets(self.n), dtype=np.float64).reshape(2**self.n, *(1,) * len(self.batch), self.n)
-        return np.broadcast_to(every, (2**self.n, *self.batch, self.n)).copy()
+        """Selections (count, *batch, *event), all that are feasible among them, and others."""
+        return self.repeated(np.array(subsets(self.n), dtype=np.float64))
+
+    def repeated(self, every: np.ndarray) -> np.ndarray:
+        """Selections (count, n), the same for each instance."""
+        each = every.reshape(len(every), *[1] * len(self.batch), *self.event)
+        return np.broadcast_to(each, (len(every), *self.theta.shape)).copy()
+
+    def columns(self, x: np.ndarray) -> np.ndarray:
+        """Scores (*batch, *event) as kernels see them, one row per instance."""
+        return self.flat(x)
+
+    def order(self, draw: st.DrawFn) -> Any:
+        """A place for each entry: an index of theta."""
+        return ..., np.array(draw(st.permutations(range(self.n))), dtype=int)
+
+    def moved(self, order: Any) -> Problem:
+        weights = None if self.is_top_k else np.broadcast_to(np.asarray(self.weights), self.theta.shape)[order]
+        return replace(self, theta=self.theta[order], weights=weights)
 
     def rounded(self, dtype: str) -> Problem:
         """The problem as it is after theta was rounded to a dtype."""
@@ -115,6 +192,15 @@ class Problem:
 
             return replace(self, theta=torch.from_numpy(self.theta).bfloat16().double().numpy())
         return replace(self, theta=self.theta.astype(dtype).astype(np.float64))
+
+
+def _hashable(weight: Any) -> Any:
+    return weight if isinstance(weight, tuple) else int(weight)
+
+
+@lru_cache(maxsize=4096)
+def _optimum(theta: Any, weights: Any, limits: Limits, among: tuple[Subset, ...]) -> tuple[float, list[Subset]]:
+    return optimum(theta, weights, limits, among)
 
 
 def scores(masked: bool = True) -> st.SearchStrategy[float]:

@@ -24,6 +24,9 @@ THRESHOLD = {"shannon": float("inf"), "gini": 1.0, "tsallis": 2.0}
 #: The largest value of ``-Omega`` on the simplex, at unit gamma.
 LARGEST_ENTROPY = {"shannon": np.log(2.0), "gini": 0.25, "tsallis": 4.0 / 3.0 * (1.0 - 2.0**-0.5)}
 
+#: How many times the shares of equal options may be apart, whatever their number.
+APART = {"shannon": 1.0, "gini": 1.21, "tsallis": 1.15}
+
 mp = mpmath.MPContext()
 mp.dps = 40
 
@@ -35,13 +38,16 @@ def subsets(n: int) -> list[Subset]:
 
 
 class Limits(NamedTuple):
-    """The least and the largest total weight."""
+    """The least and the largest total weight; or, without a least one, the capacity of every budget."""
 
     at_least: int
-    capacity: int
+    capacity: Any  # int, or a tuple of them
 
 
-def feasible(y: Sequence[int], weights: Sequence[int], limits: Limits) -> bool:
+def feasible(y: Sequence[int], weights: Sequence[Any], limits: Limits) -> bool:
+    """Of several budgets, weights are (n, budgets)."""
+    if isinstance(limits.capacity, tuple):
+        return all(feasible(y, own, Limits(0, c)) for own, c in zip(zip(*weights), limits.capacity))
     return limits.at_least <= sum(int(w) for picked, w in zip(y, weights) if picked) <= limits.capacity
 
 
@@ -100,7 +106,7 @@ class Truth:
 
     def of(self, theta: Sequence[Any]) -> Truth:
         """The same instance with other scores."""
-        return Truth(theta, self.weights, self.limits, self.regularizer, self.gamma)
+        return type(self)(theta, self.weights, self.limits, self.regularizer, self.gamma)
 
     def state(self, i: int, c: int) -> Any:
         """The decision on item ``i`` (from 1) with capacity ``c`` left for items 1..i; its value is V[i, c]."""
@@ -188,12 +194,9 @@ class Truth:
 class BoxTruth(Truth):
     """One instance with several budgets: weights (n, budgets), and a capacity for each; a state is a tuple."""
 
-    def __init__(self, theta, weights, capacities: Sequence[int], regularizer: str, gamma=1.0) -> None:
+    def __init__(self, theta, weights, limits: Limits, regularizer: str, gamma=1.0) -> None:
         super().__init__(theta, [0] * len(theta), Limits(0, 0), regularizer, gamma)
-        self.weights, self.capacity = [tuple(map(int, w)) for w in weights], tuple(map(int, capacities))  # type: ignore
-
-    def of(self, theta: Sequence[Any]) -> BoxTruth:
-        return BoxTruth(theta, self.weights, self.capacity, self.regularizer, self.gamma)
+        self.limits, self.capacity, self.weights = limits, limits.capacity, list(weights)
 
     def _decide(self, i: int, c: Any) -> Decision:
         return Decision(mp.mpf(0), mp.mpf(0), mp.mpf(1)) if i == 0 else super()._decide(i, c)
@@ -201,12 +204,6 @@ class BoxTruth(Truth):
     def _left(self, i: int, c: Any) -> Any:
         left = tuple(own - used for own, used in zip(c, self.weights[i - 1]))
         return left if min(left) >= 0 else None
-
-
-@lru_cache(maxsize=4096)
-def box_truth(theta, weights, capacities, regularizer: str, gamma: float) -> BoxTruth:
-    """The (remembered) truth about one instance; all are tuples."""
-    return BoxTruth(theta, weights, capacities, regularizer, gamma)
 
 
 class Shares(NamedTuple):
@@ -285,26 +282,14 @@ def choices(groups: int, options: int, optional: bool) -> list[Subset]:
 
 
 @lru_cache(maxsize=4096)
-def _choice_truth(theta, weights, limits, regularizer, gamma, options, optional) -> ChoiceTruth:
-    return ChoiceTruth(theta, weights, limits, regularizer, gamma, options, optional)
+def remembered(kind: type[Truth], *arguments: Any) -> Any:
+    """The truth about one instance, worked out once; the arguments are tuples and numbers."""
+    return kind(*arguments)
 
 
-def choice_truth(
-    theta, weights, limits: Limits, regularizer: str, gamma=1.0, *, options: int, optional: bool = False
-) -> ChoiceTruth:
-    """The (remembered) truth about one instance of choices; theta and weights are flat."""
-    flat = tuple(map(float, theta)), tuple(map(int, weights))
-    return _choice_truth(*flat, limits, regularizer, float(gamma), options, optional)
-
-
-@lru_cache(maxsize=4096)
-def _truth(theta, weights, limits, regularizer, gamma) -> Truth:
-    return Truth(theta, weights, limits, regularizer, gamma)
-
-
-def truth(theta, weights, limits: Limits, regularizer: str, gamma=1.0) -> Truth:
+def truth(theta, weights, limits: Limits, regularizer: str, gamma=1.0, kind: type[Truth] = Truth, *more: Any) -> Any:
     """The (remembered) truth about one instance; theta and gamma are taken at face value, without rounding."""
-    return _truth(tuple(map(float, theta)), tuple(map(int, weights)), limits, regularizer, float(gamma))
+    return remembered(kind, tuple(map(float, theta)), tuple(weights), limits, regularizer, float(gamma), *more)
 
 
 def optimum(theta, weights, limits: Limits, among: Iterable[Subset] | None = None) -> tuple[float, list[Subset]]:

@@ -8,14 +8,14 @@ NumPy arrays, torch tensors and JAX arrays go in and come out. Layers, losses an
 :mod:`knapgrad.torch`.
 """
 
-from importlib import import_module
 from types import ModuleType
 
-from knapgrad.budgets import frontier
-from knapgrad.compiling import warmup
 from knapgrad.constraints import Knapsack, MultiKnapsack, MultipleChoice, TopK
+from knapgrad.forks import imported
+from knapgrad.frontiers import frontier
 from knapgrad.ops import divergence, entropy, fenchel_young_loss, log_prob, relax, sample, solve, value
 from knapgrad.regularizers import Gini, Shannon, Tsallis
+from knapgrad.warming import warmup
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
 def __getattr__(name: str) -> ModuleType:
     """``kg.torch`` and ``kg.jax`` without an import of their own, and without importing them until they are used."""
     if name in ("torch", "jax"):
-        return import_module(f"knapgrad.{name}")
+        return imported(f"knapgrad.{name}")
     raise AttributeError(f"module 'knapgrad' has no attribute {name!r}")
 
 

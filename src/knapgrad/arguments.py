@@ -7,20 +7,8 @@ from typing import Any
 import numpy as np
 
 from knapgrad import backends
+from knapgrad.lattice import as_array
 from knapgrad.real import offender
-from knapgrad.values import frozen
-
-
-def sizes_of(reach: int, heaviest: int) -> Any:
-    """As an array, see Lattice."""
-    if backends.is_compiling():
-        return backends.load("torch").integers((reach, heaviest))
-    return np.array([reach, heaviest])
-
-
-def shown(x: Any) -> Any:
-    """What users see of an array: a copy that nobody can write to. Kernels have another, whose numbers they trust."""
-    return frozen(x) if isinstance(x, np.ndarray) else x
 
 
 def check_optional(optional: Any) -> None:
@@ -41,31 +29,30 @@ def check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...], 
         )
 
 
-def largest_of(name: str, capacity: Any, max_capacity: Any, given: Any, bound: str = "max_capacity") -> int | None:
-    """The largest entry of a capacity, which must not exceed the given bound; None if it is traced, and was not given
-    as a number."""
-    if max_capacity is not None and (isinstance(max_capacity, bool) or not isinstance(max_capacity, (int, np.integer))):
-        raise TypeError(f"{bound} must be an integer or None, got {max_capacity!r}")
-    if max_capacity is not None and max_capacity < 0:
-        raise ValueError(f"{bound} must not be negative, got {max_capacity}")
+def most_of(name: str, capacity: Any, given: Any, bound: int | None, bound_name: str = "max_capacity") -> int | None:
+    """How far a capacity goes: the bound, or the largest entry, which must not exceed it; None if there is no bound and
+    the capacity is traced, and was not given as a number."""
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, np.integer))):
+        raise TypeError(f"{bound_name} must be an integer or None, got {bound!r}")
+    if bound is not None and bound < 0:
+        raise ValueError(f"{bound_name} must not be negative, got {bound}")
     if isinstance(capacity, np.ndarray):
         largest = int(capacity.max(initial=0))
     elif isinstance(given, int):
         largest = given
     else:
-        return None
-    if max_capacity is not None and max_capacity < largest:
-        raise ValueError(f"{bound} is {max_capacity}, and {name} has {largest}; give at least the largest {name}")
-    return largest
+        return bound
+    if bound is not None and bound < largest:
+        raise ValueError(f"{bound_name} is {bound}, and {name} has {largest}; give at least the largest {name}")
+    return largest if bound is None else bound
 
 
-def limits(capacity: Any, at_least: Any, max_capacity: Any) -> tuple[Any, Any, Any, int | None]:
-    """Capacity, least weight, slack and the largest capacity, of a constraint on weight."""
-    is_free = isinstance(at_least, int) and at_least == 0
-    given, capacity = capacity, integers("capacity", capacity, "the largest total weight")
-    at_least = integers("at_least", at_least, "the least total weight")
-    largest = largest_of("capacity", capacity, max_capacity, given)
-    return capacity, at_least, None if is_free else slack_of("capacity", capacity, at_least), largest
+def narrow(x: Any) -> Any:
+    """Known integers for JAX, which would wrap those beyond 32 bits: a heavier item does not fit either, and a larger
+    capacity is no limit."""
+    if isinstance(x, np.ndarray) and x.dtype == np.int64 and x.max(initial=0) > LARGEST_TRACED:
+        return np.asarray(np.minimum(x, LARGEST_TRACED))
+    return x
 
 
 def slack_of(name: str, capacity: Any, at_least: Any) -> Any:
@@ -86,7 +73,7 @@ def slack_of(name: str, capacity: Any, at_least: Any) -> Any:
             f"at_least must not be above the {name}: it is {offender(least, slack < 0)}, where the {name} is "
             f"{limit[slack < 0][0]}; lower it, or raise the {name}"
         )
-    return np.asarray(slack) if isinstance(slack, np.integer) else slack
+    return as_array(slack)
 
 
 def is_exact(slack: Any) -> bool | None:
@@ -96,22 +83,25 @@ def is_exact(slack: Any) -> bool | None:
     return True if isinstance(slack, np.ndarray) and not slack.any() else None
 
 
-def marked(capacity: Any, max_capacity: int | None, at_least: Any, weights: Any = None) -> Any:
+def minus_one_where_invalid(capacity: Any, most: int | None, at_least: Any, weights: Any, event_dims: int = 1) -> Any:
     """The capacity, and -1 in instances where a traced argument turns out to be invalid at run time."""
     traced = [not (x is None or isinstance(x, np.ndarray)) for x in (capacity, at_least, weights)]
     valid: Any = True
     if traced[0]:
-        most = _LARGEST_TRACED if max_capacity is None else min(max_capacity, _LARGEST_TRACED)
-        valid = capacity >= 0 if most == _LARGEST_TRACED else (capacity >= 0) & (capacity <= most)
+        most = LARGEST_TRACED if most is None else min(most, LARGEST_TRACED)
+        valid = capacity >= 0 if most == LARGEST_TRACED else (capacity >= 0) & (capacity <= most)
     if traced[1]:
         valid = valid & (at_least >= 0)
     if traced[2]:
-        valid = valid & (weights >= 0).all(-1)
+        fine = weights >= 0
+        for _ in range(min(event_dims, fine.ndim)):
+            fine = fine.all(-1)
+        valid = valid & fine
     return (capacity + 1) * valid - 1 if any(traced) else capacity
 
 
 _LIMIT = 2**60  # sums of two stay within int64
-_LARGEST_TRACED = 2**31 - 1  # no table has more columns
+LARGEST_TRACED = 2**31 - 1  # JAX has integers of 32 bits unless it is told otherwise; no table has more columns
 
 
 def integers(name: str, value: Any, meaning: str) -> Any:
@@ -125,13 +115,13 @@ def integers(name: str, value: Any, meaning: str) -> Any:
         return _traced(name, value, meaning, backends.load("torch"))
     value = backends.plain(name, value)
     try:
-        array = backends.numbers(value)
+        array = np.asarray(value) if backend is None else backend.numbers(value)
     except Exception as error:
         raise TypeError(
             f"{name} must be integers with values to look at ({meaning}), got {type(value).__name__}: {error}"
         ) from None
     if not isinstance(array, np.ndarray):
-        return _traced(name, array, meaning, backends.backend_of(array))
+        return _traced(name, array, meaning, backend)
     if array.size == 0 and array.dtype == np.float64:
         array = array.astype(np.int64)  # an empty list
     if array.dtype.kind not in "iuf":
@@ -146,7 +136,7 @@ def integers(name: str, value: Any, meaning: str) -> Any:
         )
     if array.size and array.min() < 0:
         raise ValueError(f"{name} must not be negative ({meaning}), got {offender(array, array < 0)}")
-    if array.size and array.max() >= _LIMIT:
+    if array.size and int(array.max()) >= _LIMIT:  # as an integer: float16 has no such limit
         remedy = "an item heavier than the capacity is out" if name == "weights" else "no total weight is as large"
         raise ValueError(f"{name} must be below 2**60, got {array.max()}; {remedy}, so give a smaller number")
     return np.array(array, dtype=np.int64, order="C")

@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from knapgrad.lattice import Lattice
+from knapgrad.forks import imported
 
 if TYPE_CHECKING:
     from knapgrad.constraints import Constraint
+    from knapgrad.lattice import Lattice
     from knapgrad.regularizers import Regularizer
 
 #: framework -> the name of its array class. A framework is looked at only if the user has imported it, so none is a
@@ -80,12 +80,20 @@ class Backend(Protocol):
         """The values as a NumPy array, if they are known and will never change."""
         ...
 
+    def version(self, x: Any, /) -> Any:
+        """Another one whenever x was written to; None if it never is."""
+        ...
+
     def integers(self, x: Any, /) -> Any:
         """Traced values as int32 or int64; None if they are of another kind."""
         ...
 
     def factor(self, regularizer: Regularizer, /) -> Any:
         """Its gamma, which is one number, to multiply results with."""
+        ...
+
+    def strength(self, gamma: Any, theta: Any, /) -> Any:
+        """Gamma as operations on these scores take it: larger, if the framework computes in a range that it leaves."""
         ...
 
     def requires_grad(self, x: Any, /) -> bool:
@@ -166,7 +174,8 @@ def load(framework: str) -> Backend:
 
 
 def _import(framework: str) -> None:
-    setattr(_LOADED, framework, import_module(f"knapgrad.{framework}.backend"))
+    if not hasattr(_LOADED, framework):
+        setattr(_LOADED, framework, imported(f"knapgrad.{framework}.backend"))
 
 
 _import._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it instead of tracing it
@@ -201,7 +210,7 @@ def check_array(name: str, x: Any) -> Backend:
             f"{name} must be a NumPy array, a torch tensor or a JAX array, got {type(x).__name__}; "
             "convert it, for example by np.asarray"
         )
-    if isinstance(x, np.ma.MaskedArray):
+    if _is_masked(x):
         raise TypeError(f"{name} must not be a masked array; items that are out get -inf, by {name}.filled(-np.inf)")
     _refuse_matrix(name, x)
     if isinstance(x, np.ndarray) and not is_compiling() and not x.dtype.isnative:
@@ -212,18 +221,33 @@ def check_array(name: str, x: Any) -> Backend:
     return backend
 
 
+def scores_of(theta: Any) -> Any:
+    """Scores without what a subclass of NumPy's arrays may override: kernels trust shapes, and read memory."""
+    if not isinstance(theta, np.ndarray) or type(theta) is np.ndarray:
+        return theta
+    check_array("theta", theta)
+    return np.asarray(theta)
+
+
+def _is_masked(x: Any) -> bool:
+    """By what masked arrays alone have: whether NumPy has imported them changes while torch.compile looks."""
+    return isinstance(x, np.ndarray) and hasattr(x, "filled")
+
+
 def _refuse_matrix(name: str, x: Any) -> None:
     if isinstance(x, np.matrix):  # whose rows and sums have two dimensions
         raise TypeError(f"{name} must not be a NumPy matrix; convert it by np.asarray({name})")
 
 
 def plain(name: str, x: Any) -> Any:
-    """What a user gave, with NumPy arrays in the byte order of this machine. A mask is refused, not dropped."""
+    """What a user gave, with NumPy arrays in the byte order of this machine, and of no subclass. A mask is refused, not
+    dropped."""
     if not isinstance(x, np.ndarray) or is_compiling():
         return x
-    if isinstance(x, np.ma.MaskedArray):
+    if _is_masked(x):
         raise TypeError(f"{name} must not be a masked array; say what counts where it is masked, by {name}.filled(...)")
     _refuse_matrix(name, x)
+    x = np.asarray(x)
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
@@ -260,3 +284,15 @@ def unchanging(x: Any) -> np.ndarray | None:
     """The values of an array as a NumPy array, if they are known and will never change."""
     backend = backend_of(x)
     return None if backend is None else backend.unchanging(x)
+
+
+def version(x: Any) -> Any:
+    """Another one whenever an array was written to; None for what never is, and while torch.compile traces."""
+    backend = None if is_compiling() else backend_of(x)
+    return None if backend is None else backend.version(x)
+
+
+def open_number(x: float) -> Any:
+    """A number as an array: torch.compile makes a new graph for each new number, but takes arrays as they come."""
+    torch: Any = load("torch") if is_compiling() else None
+    return np.asarray(x) if torch is None else torch.open_number(x)

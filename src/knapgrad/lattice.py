@@ -19,9 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from knapgrad import backends
+
 INFEASIBLE = -1e300  # finite, so that differences of infeasible values are numbers; any theta vanishes beside it
 LARGEST = 1e290  # of abs(theta) / gamma: sums over all items stay far from that
 FEASIBLE = 0.5 * INFEASIBLE  # a value below it has an infeasible state or a masked item in it
+_LARGEST_TRACED = 2**31 - 2  # JAX has integers of 32 bits; no table has as many columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +60,6 @@ class Lattice:
         numbers = {"reach": self.reach, "heaviest": self.heaviest, "options": self.options, "box": self.box}
         return Lattice(**{**fields, **numbers, **changes})
 
-    def copied(self) -> Lattice:
-        """With arrays of its own: torch.compile guards which arrays are the same."""
-        slack = None if self.slack is None else self.slack.copy()
-        return self.replace(capacity=self.capacity.copy(), slack=slack, sizes=self.sizes)
-
     @property
     def resolved(self) -> Lattice:
         """With its numbers, for kernels."""
@@ -71,26 +69,69 @@ class Lattice:
         return self.replace(reach=reach, heaviest=heaviest, box=tuple(box))
 
 
-def lattice_of(weights: Any, capacity: Any, slack: Any, max_capacity: int | None, options: int = 0) -> Lattice:
-    """The lattice of NumPy arrays, or of traced arrays. A capacity above the total weight is cut to it, and the slack
-    is reduced by the same amount."""
-    known_capacity = isinstance(capacity, np.ndarray)
+def lattice_of(
+    weights: Any, capacity: Any, slack: Any, bound: Any, options: int = 0, heaviest: int | None = None
+) -> Lattice:
+    """The lattice of NumPy arrays, or of arrays that JAX or torch.compile traces.
+
+    A capacity above the total weight is cut to it, and the slack is reduced by the same amount; one that is traced is
+    cut to the reach, and is -1 where nothing is feasible. Limits are copied: torch.compile guards which arrays are the
+    same.
+
+    Args:
+        weights: (..., n), as in the lattice, and so are the others.
+        bound: of the capacity, a number or an array of one; None if it follows from what is known.
+        heaviest: a bound of weights that are traced.
+    """
     total = largest_total(weights, options) if isinstance(weights, np.ndarray) else None
-    if total is not None and known_capacity and (capacity > total).any():
-        cut = np.asarray(np.minimum(capacity, total))
-        slack, capacity = None if slack is None else np.asarray(slack - (capacity - cut)), cut
-    limits = [max_capacity] if max_capacity is not None else []
-    limits += [int(capacity.max(initial=0))] if known_capacity and max_capacity is None else []
-    limits += [int(total.max(initial=0))] if total is not None else []
-    if not limits:
+    bounds = [] if total is None else [total.max(initial=0)]
+    if bound is not None:
+        bounds.append(bound)
+    elif isinstance(capacity, np.ndarray):
+        bounds.append(capacity.max(initial=0))
+    if not bounds:
         raise ValueError(
             "weights and capacity are traced (by jax.jit or torch.compile), and a table must have a width when it is "
             "compiled; give max_capacity=..., an upper bound of the capacity"
         )
-    reach = min(limits)
-    heaviest = min(int(weights.max(initial=0)), reach + 1) if total is not None else reach + 1
-    sizes = np.array([reach, heaviest]) if total is not None else None
-    return Lattice(weights, capacity, slack, reach, heaviest, options, sizes=sizes)
+    reach = min(bounds)
+    reach = int(reach) if isinstance(reach, (np.ndarray, np.integer)) else reach  # torch.compile has tensors
+    if total is not None:
+        heaviest = min(int(weights.max(initial=0)), reach + 1)
+    if total is not None and isinstance(capacity, np.ndarray):
+        given, capacity, slack = capacity, capacity.copy(), None if slack is None else slack.copy()
+        if (given > total).any():
+            capacity = np.asarray(np.minimum(given, total))
+            slack = None if slack is None else np.asarray(slack - (given - capacity))
+        return Lattice(weights, capacity, slack, reach, heaviest, options, np.array([reach, heaviest]))
+    most = min(reach, _LARGEST_TRACED) if isinstance(reach, int) else reach
+    weights, given, capacity = at_most(weights * (weights > 0), most + 1), capacity, at_most(capacity, most)
+    valid = capacity >= 0
+    if slack is not None:
+        slack = as_array(slack - (given - capacity))
+        backend: Any = next(backends.backend_of(x) for x in (weights, capacity, slack) if not isinstance(x, np.ndarray))
+        with backend.exact():
+            valid = valid & (capacity - slack <= largest_total(weights, options))  # all items are not too light
+    capacity = valid_where(valid, capacity)
+    return Lattice(weights, capacity, slack, reach, reach + 1 if heaviest is None else heaviest, options)
+
+
+# In arithmetic that the arrays of every framework have.
+
+
+def at_most(x: Any, limit: Any) -> Any:
+    """The smaller one."""
+    return as_array(x - (x - limit) * (x > limit))
+
+
+def valid_where(is_valid: Any, capacity: Any) -> Any:
+    """The capacity, and -1 where it is not valid."""
+    return as_array((capacity + 1) * is_valid - 1)
+
+
+def as_array(x: Any) -> Any:
+    """Arithmetic of NumPy makes numbers of arrays without dimensions."""
+    return np.asarray(x) if isinstance(x, np.generic) else x
 
 
 def moduli_of(box: tuple[int, ...]) -> list[int]:
@@ -110,12 +151,26 @@ def fits(c: Any, weight: Any, box: tuple[int, ...]) -> Any:
     return inside
 
 
-def largest_total(weights: np.ndarray, options: int) -> np.ndarray:
-    """The largest total weight per instance. Large ones saturate, where integers would overflow."""
+def largest(x: Any) -> Any:
+    """Of the last dimension. (In torch, max returns places as well.)"""
+    return x.max(-1) if isinstance(x, np.ndarray) or not hasattr(x, "amax") else x.amax(-1)
+
+
+def largest_total(weights: Any, options: int) -> Any:
+    """The largest total weight per instance, as integers of 64 bits."""
     if options:
-        weights = weights.reshape(*weights.shape[:-1], weights.shape[-1] // options, options).max(-1)
-    rough = weights.sum(-1, dtype=np.float64)
-    return np.where(rough < 2**53, weights.sum(-1), np.minimum(rough, 2.0**62).astype(np.int64))
+        weights = largest(weights.reshape((*weights.shape[:-1], weights.shape[-1] // options, options)))
+    return total_of(weights)
+
+
+def total_of(x: Any) -> Any:
+    """Sums over the last axis, as integers of 64 bits in every framework; ``backend.exact()`` keeps them so in JAX.
+    Where integers would overflow they are 2**62, which is above any capacity."""
+    if isinstance(x, np.ndarray) and (backends.is_compiling() or int(x.max(initial=0)) * x.shape[-1] < 2**62):
+        return as_array(x.sum(-1))
+    backend: Any = backends.backend_of(x)
+    with backend.exact():
+        return backend.where(backend.sum_double(x) < 2.0**62, x.sum(-1), 2**62)
 
 
 def tournament(options: int) -> np.ndarray:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from knapgrad.arguments import broadcasts
-from knapgrad.backends import Backend, backend_of, check_array, concrete, is_compiling, plain
+from knapgrad.backends import Backend, backend_of, check_array, concrete, is_compiling, plain, scores_of
 from knapgrad.constraints import Constraint, check_constraint
 from knapgrad.lattice import Lattice
-from knapgrad.regularizers import Hard, Regularizer, check_positive, check_regularizer
+from knapgrad.regularizers import Hard, Regularizer, check_regularizer
 
 Array = TypeVar("Array", bound=Any)  # a NumPy array, a torch tensor or a JAX array
 
@@ -32,7 +32,7 @@ def solve(theta: Array, constraint: Constraint) -> Array:
 
     Args:
         theta: scores (*batch, n) of any size; -inf takes an item out. NaN and +inf make the instance NaN.
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
 
     Returns:
         Zeros and ones (*batch, n), of theta's type. Time O(n C) per instance.
@@ -41,9 +41,9 @@ def solve(theta: Array, constraint: Constraint) -> Array:
     >>> kg.solve(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5))
     array([0., 1., 1.])
     """
-    backend = _checked(theta, constraint)
-    scores = backend.computable(constraint.flat(backend, theta))
-    y = backend.solve(scores, backend.lattice(constraint, scores))
+    theta = scores_of(theta)
+    backend, scores, (lattice, _, _), _, constraint = _begin(theta, constraint, _HARD)
+    y = backend.solve(backend.computable(scores), lattice)
     return backend.as_type(constraint.whole(y, theta.shape), theta)
 
 
@@ -55,7 +55,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
     Args:
         theta: scores (*batch, n), up to 1e290 gamma; -inf takes an item out. NaN and +inf make the instance NaN.
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -65,6 +65,7 @@ def value(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     >>> kg.value(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
+    theta = scores_of(theta)
     call = prepare(theta, constraint, regularizer)
     return call.backend.as_total(_value(call, call.theta), theta)
 
@@ -78,7 +79,7 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -89,7 +90,9 @@ def relax(theta: Array, constraint: Constraint, regularizer: Regularizer) -> Arr
     >>> kg.relax(np.array([4.0, 3.0, 2.5]), kg.Knapsack([4, 3, 2], capacity=5), kg.Gini(0.5))
     array([0., 1., 1.])
     """
-    backend, scores, problem = _problem(theta, constraint, regularizer)
+    if type(theta) is not np.ndarray:  # a small call notices another function
+        theta = scores_of(theta)
+    backend, scores, problem, _, constraint = _begin(theta, constraint, regularizer)
     wide = backend.computable(scores)
     y = constraint.whole(backend.relax(wide, *problem), theta.shape)
     return y if wide is scores else backend.as_type(y, theta)
@@ -105,7 +108,7 @@ def sample(
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         num_samples: how many selections per instance; None for one, without a dimension for it.
         rng: a NumPy Generator or a seed (NumPy), a torch Generator (torch), a key (JAX), or None for the global
@@ -119,6 +122,7 @@ def sample(
     >>> kg.sample(np.zeros(5), kg.TopK(2), kg.Shannon(), num_samples=3, rng=0).sum(-1)
     array([2., 2., 2.])
     """
+    theta = scores_of(theta)
     call = prepare(theta, constraint, regularizer)
     is_count = isinstance(num_samples, (int, np.integer)) and not isinstance(num_samples, bool) and num_samples >= 0
     if num_samples is not None and not is_count:
@@ -140,7 +144,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     Args:
         theta: scores (*batch, n).
         y: zeros and ones of theta's shape, or with dimensions of samples in front.
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -153,6 +157,7 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
     >>> np.exp(kg.log_prob(np.zeros(4), y, kg.TopK(2), kg.Shannon())).round(6)
     np.float64(0.166667)
     """
+    theta = scores_of(theta)
     call = prepare(theta, constraint, regularizer)
     backend = call.backend
     y = backend.array(plain("y", y), theta, "y")
@@ -165,8 +170,9 @@ def log_prob(theta: Array, y: Array, constraint: Constraint, regularizer: Regula
         raise ValueError("y must be a selection of zeros and ones; for soft targets use knapgrad.fenchel_young_loss")
     scores, selections = backend.double(call.theta), backend.double(constraint.flat(backend, y, is_selection=True))
     if regularizer.name == "shannon":
-        optimum, _ = backend.operator(scores, *call.problem, backend.differentiates(scores, call.gamma))
-        result = gibbs_log_prob(backend, scores, selections, optimum, call.gamma, constraint.contains(y))
+        gamma = call.gamma_for(scores)
+        optimum, _ = backend.operator(scores, *call.problem, backend.differentiates(scores, gamma))
+        result = gibbs_log_prob(backend, scores, selections, optimum, gamma, constraint.contains(y))
     else:
         flat = selections.reshape((prod(y.shape[: y.ndim - theta.ndim]), *scores.shape))
         result = backend.log_prob(scores, flat, *call.problem).reshape(selections.shape[:-1])
@@ -185,7 +191,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -196,6 +202,7 @@ def entropy(theta: Array, constraint: Constraint, regularizer: Regularizer) -> A
     >>> kg.entropy(np.zeros(4), kg.TopK(2), kg.Shannon()).round(6) == np.log(6).round(6)
     np.True_
     """
+    theta = scores_of(theta)
     call = prepare(theta, constraint, regularizer)
     result = call.backend.entropy(call.backend.double(call.theta), *call.problem)
     return call.backend.as_total(result, theta)
@@ -211,7 +218,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     Args:
         theta: scores (*batch, n).
         target: a selection, or a point in the convex hull of the feasible ones, of theta's shape.
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
 
     Returns:
@@ -221,6 +228,7 @@ def fenchel_young_loss(theta: Array, target: Array, constraint: Constraint, regu
     >>> kg.fenchel_young_loss(np.array([5.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0]), kg.TopK(1), kg.Gini())
     array(0.)
     """
+    theta = scores_of(theta)
     call = prepare(theta, constraint, regularizer)
     backend = call.backend
     target = backend.array(plain("target", target), theta, "target")
@@ -241,7 +249,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
 
     Args:
         theta: scores (*batch, n).
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`, with its gamma.
         prior: scores broadcastable to theta; None for 0, which prefers no item.
 
@@ -252,6 +260,7 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
     >>> kg.divergence(np.array([9.0, 0.0, 0.0]), kg.TopK(1), kg.Gini()).round(3)
     np.float64(0.391)
     """
+    theta = scores_of(theta)
     call = prepare(theta, constraint, regularizer)
     backend = call.backend
     prior = backend.array(0.0 if prior is None else plain("prior", prior), theta, "prior")
@@ -268,20 +277,33 @@ def divergence(theta: Array, constraint: Constraint, regularizer: Regularizer, *
 _HARD = Hard()
 
 
+class Problem(NamedTuple):
+    """What every operation of a backend takes."""
+
+    lattice: Lattice
+    gamma: Any  # as an array
+    regularizer: str
+
+
 class Call(NamedTuple):
     """A call whose arguments were checked."""
 
     backend: Backend
     theta: Any  # as the kernels take it, (*batch, n)
+    problem: Problem
     regularizer: Regularizer
-    problem: tuple[Lattice, Any, str]  # what every operation of a backend takes, with gamma as an array
     constraint: Constraint
     shape: tuple[int, ...]  # of theta as it was given
 
     @property
     def gamma(self) -> Any:
         """A number or an array."""
-        return self.backend.factor(self.regularizer) if _is_number(self.regularizer) else self.problem[1]
+        return self.gamma_for(self.theta)
+
+    def gamma_for(self, theta: Any) -> Any:
+        """That of results for these scores."""
+        own = self.backend.factor(self.regularizer) if _is_number(self.regularizer) else self.problem.gamma
+        return self.backend.strength(own, theta)
 
     @property
     def event(self) -> tuple[int, ...]:
@@ -300,32 +322,30 @@ class Call(NamedTuple):
 def prepare(theta: Any, constraint: Constraint, regularizer: Regularizer | None) -> Call:
     """The checked call; without a regularizer, of the hard maximum."""
     smoothing = _HARD if regularizer is None else regularizer
-    backend, flat, problem = _problem(theta, constraint, smoothing)
-    return Call(backend, flat, smoothing, problem, constraint, theta.shape)
+    backend, flat, problem, smoothing, constraint = _begin(theta, constraint, smoothing)
+    return Call(backend, flat, Problem(*problem), smoothing, constraint, theta.shape)
 
 
-def _problem(
+def _begin(
     theta: Any, constraint: Constraint, regularizer: Regularizer
-) -> tuple[Backend, Any, tuple[Lattice, Any, str]]:
-    """The first parts of a call, without an object around them, which a small call notices."""
-    backend = _checked(theta, constraint)
+) -> tuple[Backend, Any, tuple[Lattice, Any, str], Regularizer, Constraint]:
+    """The first parts of a call, without an object around them, which a small call notices. The checks take as long as
+    a small kernel, so they are made once for each type and shape."""
+    compiling = is_compiling()
+    try:
+        backend = None if compiling else constraint._fitting.get((type(theta), theta.dtype, theta.shape))
+    except AttributeError:  # not what it should be
+        backend = None
+    if backend is None:
+        backend, constraint = _checked(theta, constraint, compiling)
     if regularizer is not _HARD:
         check_regularizer(regularizer)
     strength = regularizer._strength
     if type(strength) is not np.ndarray or strength.ndim:  # not one number
-        check_positive(strength)  # again: a parameter changes in training
-        strength = backend.array(strength, theta, "gamma")
-        if backend.differentiates(strength):
-            strength = backend.double(strength)  # its gradient is a small difference of large terms
-        strength = backend.computable(strength)
-        batch = theta.shape[: -constraint.event_dims]
-        if not broadcasts(strength.shape, batch):
-            raise ValueError(
-                f"gamma of shape {tuple(strength.shape)} does not broadcast to the batch shape of theta, "
-                f"{tuple(batch)}; give it that shape, or one that broadcasts to it"
-            )
+        regularizer = regularizer.checked
+        strength = _gamma_of_each(backend, theta, constraint, regularizer)
     flat = constraint.flat(backend, theta)
-    return backend, flat, (backend.lattice(constraint, flat), strength, regularizer.name)
+    return backend, flat, (backend.lattice(constraint, flat), strength, regularizer.name), regularizer, constraint
 
 
 def _is_number(regularizer: Regularizer) -> bool:
@@ -334,37 +354,47 @@ def _is_number(regularizer: Regularizer) -> bool:
     return type(strength) is np.ndarray and strength.ndim == 0
 
 
-def _checked(theta: Any, constraint: Constraint) -> Backend:
-    """The backend of theta, after checking theta and the constraint, once for each type and shape: the checks take as
-    long as a small kernel."""
-    compiling = is_compiling()
-    if not compiling:
-        try:
-            return constraint._fitting[type(theta), theta.dtype, theta.shape]
-        except (AttributeError, KeyError):  # not checked before, or not what it should be
-            pass
+def _gamma_of_each(backend: Backend, theta: Any, constraint: Constraint, regularizer: Regularizer) -> Any:
+    """A gamma that is an array or a tensor, which must broadcast to the batch."""
+    if _is_number(regularizer):  # JAX put it together
+        return regularizer._strength
+    regularizer.check_again()
+    strength = backend.array(regularizer._strength, theta, "gamma")
+    if backend.differentiates(strength):
+        strength = backend.double(strength)  # its gradient is a small difference of large terms
+    strength, batch = backend.computable(strength), theta.shape[: -constraint.event_dims]
+    if not broadcasts(strength.shape, batch):
+        raise ValueError(
+            f"gamma of shape {tuple(strength.shape)} does not broadcast to the batch shape of theta, "
+            f"{tuple(batch)}; give it that shape, or one that broadcasts to it"
+        )
+    return strength
+
+
+def _checked(theta: Any, constraint: Constraint, compiling: bool) -> tuple[Backend, Constraint]:
+    """The backend of theta, and the constraint, after checking both."""
     backend = check_array("theta", theta)
     if not backend.is_floating(theta):
         raise TypeError(f"theta must hold floating-point scores, got {theta.dtype}; convert it to float32 or float64")
     if theta.ndim == 0:
         raise ValueError("theta must have shape (*batch, n), got a single number; for one item use shape (1,)")
-    check_constraint(constraint)
+    constraint = check_constraint(constraint)
     constraint.check(theta.shape)
     for name, x in () if compiling else constraint.arguments.items():
         if backend_of(x) not in (None, backend):
             concrete(x, theta, name)
     if not compiling and len(constraint._fitting) < _MOST_KINDS:
         constraint._fitting[type(theta), theta.dtype, theta.shape] = backend
-    return backend
+    return backend, constraint
 
 
 _MOST_KINDS = 1000  # that are remembered
 
 
 def _value(call: Call, theta: Any) -> Any:
-    backend = call.backend
-    relaxed = backend.differentiates(theta, call.gamma)  # the gradient costs little more than the value
-    return call.gamma * backend.operator(backend.computable(theta), *call.problem, relaxed)[0]
+    backend, gamma = call.backend, call.gamma_for(theta)
+    relaxed = backend.differentiates(theta, gamma)  # the gradient costs little more than the value
+    return gamma * backend.operator(backend.computable(theta), *call.problem, relaxed)[0]
 
 
 def gibbs_log_prob(backend: Backend, scores: Any, y: Any, optimum: Any, gamma: Any, feasible: Any) -> Any:

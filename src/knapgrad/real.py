@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.values import Value, frozen
+from knapgrad.values import Value, read_only
 
 LEAST_RESOLUTION, PER_GROUP = 10_000, 100
 _LONG = 100_000  # so many numbers are looked at one by one, if they are not decimals of a few digits
@@ -62,8 +62,8 @@ class Scale(Value):
         return (offsets + units * count) / float(denominator)
 
 
-class HiddenScale(Scale):
-    """In place of a scale inside of a function that JAX compiles."""
+class UnreadableScale(Scale):
+    """In place of a scale inside of a function that JAX compiles, which runs for other scales as well."""
 
     def __init__(self) -> None:
         pass
@@ -74,12 +74,12 @@ class HiddenScale(Scale):
                 f"{name} cannot be read inside of a function that JAX compiles, which runs for constraints with other "
                 "units too; read it outside, and pass it as an argument"
             )
-        return super().__getattr__(name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def hidden(scale: Any) -> Any:
-    """A scale, or one per budget, without its numbers; None stays None."""
-    return tuple(map(hidden, scale)) if isinstance(scale, tuple) else None if scale is None else HiddenScale()
+def unreadable(scale: Any) -> Any:
+    """A scale, or one per budget, without its numbers."""
+    return tuple(map(unreadable, scale)) if isinstance(scale, tuple) else None if scale is None else UnreadableScale()
 
 
 class Integers(NamedTuple):
@@ -256,8 +256,9 @@ def _rounded(reals: _Reals, resolution: int) -> Converted:
         lightest = reals.lightest(weights)
         offset, total = lightest.sum(-1), weights.max(-1, initial=0).sum(-1)
         excess = weights - lightest[..., None]
-        if np.any(capacity < offset):
-            _raise_too_light(reals.floats, capacity < offset, offset)
+        doubtful = offset * more > capacity  # whether the lightest options fit
+        if np.any(doubtful):
+            _check_lightest(reals, lightest, capacity, doubtful)
         all_fit = total * more <= capacity
         room = np.where(offset > 0, capacity * less - offset * more, capacity)
         room = np.where(all_fit, total - offset, np.maximum(room, 0))
@@ -291,6 +292,29 @@ def _rounded(reals: _Reals, resolution: int) -> Converted:
         for numbers in ((up, limit, least), (down, most, fewest))
     )
     return Converted(safe, unit, 0.0 if optional else offset, optimistic)
+
+
+def _check_lightest(reals: _Reals, lightest: np.ndarray, capacity: np.ndarray, doubtful: np.ndarray) -> None:
+    """Raises unless floats add up to at most the capacity, whatever the order of addition."""
+    rows, needed = np.broadcast_to(lightest, (*doubtful.shape, lightest.shape[-1])), np.zeros(doubtful.shape)
+    is_narrow = reals.weights.dtype.kind == "f" and reals.weights.dtype.itemsize < 8
+    for index in map(tuple, np.argwhere(doubtful)):
+        needed[index] = _largest_sum(rows[index], np.float32 if is_narrow else np.float64)
+    if np.any(needed > capacity):
+        _raise_too_light(reals.floats, needed > capacity, needed)
+
+
+def _largest_sum(numbers: np.ndarray, dtype: Any) -> float:
+    """A bound of the sum of floats, computed in that type or a wider one, in any order."""
+    parts, bits = [Fraction(float(x)) for x in numbers if x > 0], np.finfo(dtype).nmant + 1
+    if len(parts) == 2:  # there is one order
+        one, other = numbers[numbers > 0]
+        return max(float(one + other), float(dtype(one) + dtype(other)))
+    exact = sum(parts, Fraction(0))
+    if exact * max((x.denominator for x in parts), default=1) > 2**bits:  # else no sum of them is rounded
+        exact *= (1 + Fraction(1, 2**bits)) ** (len(parts) - 1)
+    largest = float(exact) if exact < np.finfo(float).max else np.inf
+    return largest if largest >= exact else float(np.nextafter(largest, np.inf))
 
 
 def _sum_of_largest(by: np.ndarray, fits: np.ndarray) -> np.ndarray:
@@ -339,11 +363,13 @@ _WHERE_NEGATIVE = {
 }
 
 
-def _raise_too_light(reals: _Reals, bad: np.ndarray, offset: np.ndarray) -> None:
-    capacity, offset = (np.broadcast_to(x, bad.shape) for x in (reals.capacity, offset))
+def _raise_too_light(reals: _Reals, bad: np.ndarray, needed: np.ndarray) -> None:
+    capacity, least = np.broadcast_to(reals.capacity, bad.shape), float(needed[bad][0])
+    is_near = capacity[bad][0] > (1 - 1e-5) * least
+    total = f"{least!r} in some order of addition" if is_near else f"{least:g}"
     raise ValueError(
-        f"capacity must not be below the sum of the lightest options, {offset[bad][0]:g}; got "
-        f"{offender(capacity, bad)}; raise it, or say optional=True if a group may stay without any option"
+        f"capacity must not be below the sum of the lightest options, {total}; got {offender(capacity, bad)}; raise "
+        "it, or say optional=True if a group may stay without any option"
     )
 
 
@@ -368,4 +394,4 @@ def _frozen(x: Any) -> Any:
     """A number, or an array that nobody can write to."""
     if np.ndim(x) == 0:
         return x if isinstance(x, int) else float(x)
-    return frozen(np.asarray(x, np.float64))
+    return read_only(np.asarray(x, np.float64))

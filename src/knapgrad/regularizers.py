@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.values import Value, frozen
+from knapgrad.values import Value, read_only
 
 xp: Any = np
 
@@ -48,25 +48,30 @@ class Regularizer(Value):
     """
 
     name: ClassVar[str]
+    is_steep: ClassVar[bool] = True  # whether dprob changes so fast near q = 1 that it shows how q is rounded there
     gamma: Any
-    _strength: Any  # a number as an array: torch.compile makes a new graph for each new number
+    _strength: Any = None  # gamma; a number as an array, see backends.open_number. None until it was checked
+    _version: Any = None  # of a tensor, when it was checked
 
     def __init__(self, gamma: Any = 1.0) -> None:
         gamma = backends.plain("gamma", gamma)
         if isinstance(gamma, (list, tuple)):
             gamma = _listed(gamma)
         check_positive(gamma)
-        if isinstance(gamma, np.ndarray):
-            gamma = frozen(gamma)
+        gamma = read_only(gamma)
         if isinstance(gamma, (int, np.number)) or (isinstance(gamma, np.ndarray) and gamma.ndim == 0):
             gamma = float(gamma)
-        strength = gamma
-        if isinstance(gamma, float) and backends.is_compiling():
-            torch: Any = backends.load("torch")
-            strength = torch.open_number(gamma)
-        elif isinstance(gamma, float):
-            strength = np.asarray(gamma)
-        self._keep(gamma=gamma, _strength=strength)
+        if isinstance(gamma, float):
+            self._keep(gamma=gamma, _strength=backends.open_number(gamma))
+        else:
+            self._keep(gamma=gamma, _strength=gamma, _version=backends.version(gamma))
+
+    def check_again(self) -> None:
+        """Checks a gamma that was written to since it was checked: a parameter changes in training."""
+        version = backends.version(self.gamma)
+        if version is not None and version != self._version:
+            check_positive(self.gamma)
+            self._keep(_version=version)
 
     @staticmethod
     def value(delta):
@@ -94,6 +99,7 @@ class Shannon(Regularizer):
     """
 
     name = "shannon"
+    is_steep = False
 
     @staticmethod
     def value(delta):
@@ -122,6 +128,7 @@ class Gini(Regularizer):
     """
 
     name = "gini"
+    is_steep = False
 
     @staticmethod
     def value(delta):
@@ -209,6 +216,11 @@ def entropy(q, z):
 
 
 DIRECTIONS: dict[str, Callable[..., Any]] = {"linear": linear, "entropy": entropy}
+
+
+def is_steep(name: str) -> bool:
+    """Of the regularizer of that name."""
+    return name != Hard.name and REGULARIZERS[name].is_steep
 
 
 def functions(name: str) -> dict[str, Callable[..., Any]]:

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from types import MappingProxyType
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from knapgrad import backends
+from knapgrad.forks import imported
 
 _SHOWN = 32  # a repr lists an array of up to so many numbers
 
 
-class Aside:
-    """A static part that no result depends on. JAX takes all of them for equal, so that another one compiles nothing
-    again; in what it compiles they are hidden."""
-
-    def __init__(self, content: Any) -> None:
-        self.content = content
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Aside) and (self.content is None) == (other.content is None)
-
-    def __hash__(self) -> int:
-        return hash(self.content is None)
-
-
 class Value:
-    """An object that is defined by its arguments: a subclass keeps every argument of ``__init__`` under its name."""
+    """An object that is defined by its arguments: a subclass keeps every argument of ``__init__`` under its name.
+
+    JAX takes values apart and puts them together again, with anything in place of their arrays (see
+    :mod:`knapgrad.jax.pytrees`). What it puts together has its arguments and nothing else, and is not checked;
+    ``checked`` is the value that those arguments make.
+    """
 
     _parameters: ClassVar[dict[str, inspect.Parameter]]
     _is_pytree: ClassVar[bool] = False
-    _static: dict[str, Any] | None = None  # of one that JAX put together
-    _is_complete = True
-    _placed: Mapping[str, Any] = MappingProxyType({})  # its arrays, where JAX has them
+    _structure: Any = None  # of one that JAX put together
+    _widths: Any = None  # of its tables, if arrays are traced now that were known when JAX took it apart
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -49,43 +39,31 @@ class Value:
             register(cls)
         return super().__new__(cls)
 
-    def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Arrays, and what else it is made from, both by name, for JAX."""
-        arguments, static = self.arguments, self._static
-        if static is None or (self._is_complete and self._has_known_numbers()):
-            static = self._fixed_parts()
-        return {name: self._placed.get(name, x) for name, x in arguments.items() if name not in static}, static
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it was made from, by name: ``type(x)(**x.arguments) == x``."""
+        return {name: getattr(self, name) for name in self._parameters}
 
-    def _fixed_parts(self) -> dict[str, Any]:
-        """What is no array, by name, and what follows from numbers that are known."""
-        return {}
+    @property
+    def checked(self) -> Any:
+        """The value itself. One that JAX put together is made again, with all checks."""
+        if self._structure is None:
+            return self
+        if "_made" not in self.__dict__:
+            made = type(self).__new__(type(self))
+            made._keep(_widths=self._widths)
+            made.__init__(**self.arguments)
+            self._keep(_made=made)
+        return self.__dict__["_made"]
 
-    def _has_known_numbers(self) -> bool:
-        """Whether its numbers can be looked at."""
-        return all(backends.unchanging(x) is not None for x in self.arguments.values() if backends.backend_of(x))
+    def widths(self) -> Any:
+        """What is known of the widths of its tables and must not be forgotten when JAX traces its arrays."""
+        return None
 
-    @classmethod
-    def _assembled(cls, leaves: dict[str, Any], static: dict[str, Any]) -> Any:
-        """The reverse, without any check."""
-        value = cls.__new__(cls)
-        fixed = {name: x.content if isinstance(x, Aside) else x for name, x in static.items()}
-        value._keep(**leaves, **fixed, _static=static, _is_complete=False)
-        return value
-
-    def _complete(self) -> None:
-        """Checks one that JAX put together, as far as its values are known, and works out what follows from them."""
-        if not self._is_complete:
-            given = self.arguments
-            self.__init__(**given)  # type: ignore[misc]
-            placed = {name: x for name, x in given.items() if backends.backend_of(x) and not isinstance(x, np.ndarray)}
-            self._keep(_is_complete=True, _placed=placed)
-
-    def __getattr__(self, name: str) -> Any:
-        """Only asked for what is missing: one that JAX put together is completed when it is first used."""
-        if name.startswith("__") or self._is_complete:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._complete()
-        return getattr(self, name)
+    def is_default(self, name: str) -> bool:
+        """Whether an optional argument, which goes by its name, is what it is if it is not given."""
+        parameter = self._parameters[name]
+        return parameter.kind is parameter.KEYWORD_ONLY and _shown(getattr(self, name)) == repr(parameter.default)
 
     def _keep(self, **attributes: Any) -> None:
         """Sets attributes, which cannot be set otherwise."""
@@ -99,11 +77,6 @@ class Value:
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What it was made from, by name: ``type(x)(**x.arguments) == x``."""
-        return {name: getattr(self, name) for name in self._parameters}
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Value):
             return NotImplemented
@@ -115,31 +88,26 @@ class Value:
         return self.__dict__["_hash"]
 
     def _compared(self) -> tuple[Any, ...]:
+        value = self
         with suppress(TypeError, ValueError):  # what is no valid value is compared as it is
-            self._complete()
-        return tuple(map(_comparable, self.arguments.values()))
+            value = self.checked
+        return tuple(map(_comparable, value.arguments.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (type(self), self.arguments)
+        return partial(type(self), **self.arguments), ()
 
     def __repr__(self) -> str:
-        shown = {name: _shown(x) for name, x in self.arguments.items()}
-        for name, parameter in self._parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY and shown[name] == repr(parameter.default):
-                del shown[name]
-        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
+        shown = [f"{name}={_shown(x)}" for name, x in self.arguments.items() if not self.is_default(name)]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def frozen(x: np.ndarray) -> np.ndarray:
-    """A read-only copy, to be shown: kernels read another one, so that nothing breaks if somebody makes it writeable.
-    (torch.compile does, for a moment.)"""
-    copy = np.array(x)
-    copy.flags.writeable = False
-    return copy
-
-
-def _made_again(cls: type[Value], arguments: dict[str, Any]) -> Value:
-    return cls(**arguments)
+def read_only(x: Any) -> Any:
+    """An array as users see it: a copy that nobody can write to. Kernels read another one, so that nothing breaks if
+    somebody makes it writeable. (torch.compile does, for a moment.) Anything else as it is."""
+    if isinstance(x, np.ndarray):
+        x = np.array(x)
+        x.flags.writeable = False
+    return x
 
 
 def _comparable(x: Any) -> Any:
@@ -162,6 +130,4 @@ def register(cls: type[Value]) -> None:
     """Makes a class a pytree of JAX, once."""
     cls._is_pytree = True
     with suppress(ImportError):  # an older version of JAX: that is said when it is used
-        from knapgrad.jax import pytrees
-
-        pytrees.register(cls)
+        imported("knapgrad.jax.pytrees").register(cls)

@@ -14,6 +14,7 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 import knapgrad as kg  # noqa: E402
+from knapgrad.regularizers import REGULARIZERS  # noqa: E402
 from oracles import chi_square_p_value  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiler")
@@ -24,8 +25,9 @@ CONSTRAINTS = {
     "at least, of each": kg.Knapsack([3, 1, 2, 2], [4, 5], at_least=[2, 3]),
     "top-k": kg.TopK(2),
     "choices": kg.MultipleChoice([[1, 2], [1, 3], [2, 4]], 7),
+    "budgets": kg.MultiKnapsack([[1, 1, 1, 1], [2, 1, 3, 1]], [2, 4]),
 }
-SMOOTHINGS = {"shannon": kg.Shannon(0.7), "gini": kg.Gini(0.9), "tsallis": kg.Tsallis(0.6)}
+SMOOTHINGS = {name: make(0.8) for name, make in REGULARIZERS.items()}
 
 
 @pytest.fixture(params=CONSTRAINTS.values(), ids=CONSTRAINTS)
@@ -69,7 +71,7 @@ def test_moments_and_mode(constraint, smoothing):
     assert found.batch_shape == (2,) and found.event_shape == theta.shape[1:]
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 def test_samples_and_their_log_probabilities(constraint, smoothing):
     theta = scores(constraint)
     found = kg.jax.SubsetDistribution(jnp.asarray(theta), constraint, smoothing)
@@ -85,7 +87,7 @@ def test_samples_and_their_log_probabilities(constraint, smoothing):
         assert chi_square_p_value(Counter(kind.tolist()), dict(enumerate(p[:, b]))) > 1e-4
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("other", SMOOTHINGS.values(), ids=SMOOTHINGS)
 def test_kl_and_its_gradient(other, smoothing):
     constraint = CONSTRAINTS["at least, of each" if other.name != smoothing.name else "choices"]
@@ -121,7 +123,7 @@ def test_kl_and_its_gradient(other, smoothing):
     np.testing.assert_allclose((np.asarray(slope) * direction).sum(), difference, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 def test_gradients_of_samples_are_those_of_the_mean(constraint, smoothing):
     theta = jnp.asarray(scores(constraint))
     z = jnp.asarray(scores(constraint, 7))

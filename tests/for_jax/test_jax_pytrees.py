@@ -37,6 +37,7 @@ CONSTRAINTS: dict[str, Callable[[], kg.Constraint]] = {
     "choices, at least": lambda: kg.MultipleChoice(GROUPS, 8, at_least=6),
     "optional choices": lambda: kg.MultipleChoice(GROUPS, 4, optional=True),
     "optional items": lambda: kg.MultipleChoice([[1], [2], [2]], 3, optional=True),
+    "budgets": lambda: kg.MultiKnapsack([[1] * 5, WEIGHTS], [2, 6]),
 }
 SMOOTHING = kg.Gini(0.5)
 
@@ -111,6 +112,10 @@ def test_new_numbers_of_the_same_structure_are_used():
     theta = jnp.array([3.0, 2.0, 1.0])
     assert solve(theta, kg.Knapsack([2, 2, 2], 4, max_capacity=6)).tolist() == [1, 1, 0]
     assert solve(theta, kg.Knapsack([4, 1, 1], 3, max_capacity=6)).tolist() == [0, 1, 1]
+    for capacity in (3, 4, 5):
+        limit = kg.MultiKnapsack([[1, 2, 3], [1, 1, 1]], [capacity, 2], max_capacities=[5, 2])
+        np.testing.assert_array_equal(solve(theta, limit), kg.solve(np.array([3.0, 2.0, 1.0]), limit))
+    assert solve._cache_size() == 2, "one for each structure"
     more = jax.tree.map(lambda x: x + 1, kg.Knapsack([1, 1, 1], 2))  # known numbers: the widths follow them
     assert more == kg.Knapsack([2, 2, 2], 3) and kg.solve(theta, more).tolist() == [1, 0, 0]
 
@@ -233,3 +238,17 @@ def test_real_costs_compile_once_and_hide_their_units(make):
             seen()
     relax(kg.Knapsack([1] * 6, 2), theta)
     assert len(traces) == 2 and traces[-1].unit == 1, "one without units is another"
+
+
+@pytest.mark.parametrize("stand_in", [None, 0, object(), jax.ShapeDtypeStruct((3,), np.int32)], ids=type)
+def test_looking_at_what_holds_anything_checks_nothing(make, stand_in):
+    strange = jax.tree.unflatten(jax.tree.structure(make()), [stand_in] * len(jax.tree.leaves(make())))
+    assert not hasattr(strange, "foo") and not hasattr(strange, "_foo")
+    assert repr(stand_in) in repr(strange) and strange == strange and hash(strange) == hash(strange)
+    assert set(strange.arguments) == set(make().arguments)
+
+
+def test_real_costs_are_printed_inside_of_a_function_that_jax_compiles():
+    printed = []
+    jax.jit(lambda limit: printed.append(repr(limit)))(kg.Knapsack.from_real([1.5, 0.5], 1.5))
+    assert "scale=UnreadableScale()" in printed[0] and "Tracer" in printed[0]

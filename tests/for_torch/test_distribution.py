@@ -8,11 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import choices
 import knapgrad as kg
+from choices import Choices
 from instances import Problem
-from oracles import REGULARIZERS, Truth, chi_square_p_value, feasible, mp
+from knapgrad.regularizers import REGULARIZERS as CLASSES
+from oracles import REGULARIZERS, Truth, chi_square_p_value, mp
 
 torch = pytest.importorskip("torch")
+import cases  # noqa: E402
+from cases import WEIGHTS, leaf, noise  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.autograd import grad, gradcheck  # noqa: E402
 from torch.distributions import Independent, kl_divergence  # noqa: E402
@@ -31,12 +36,22 @@ PROBLEMS: dict[str, Problem] = {
     "no batch": Problem(THETA[0], [2, 1, 3, 1, 2], 5, 0.7),
     "masked": Problem(np.where(THETA == 0.2, -np.inf, THETA), [2, 1, 3, 1, 2], 5, 0.7),
     "batch of rank 2": Problem(np.stack([THETA, THETA[::-1] - 0.3]), None, 3, 1.1),
+    **{name: replace(x, gamma=0.9) for name, x in cases.PROBLEMS.items() if "choices" in name or name == "budgets"},
 }
+CERTAIN = {f"choices, {name}": choices.EDGES[name] for name in ("masked", "one option", "one option, optional")}
+SHARED = [name for name in PROBLEMS if "each instance" not in name and "masked" not in name]  # limits, and gamma
+FEW = ["top-k", "knapsack", "all for each instance", "choices", "optional choices", "budgets"]
 
 
 @pytest.fixture(params=PROBLEMS.values(), ids=PROBLEMS.keys())
 def problem(request: pytest.FixtureRequest) -> Problem:
     return request.param
+
+
+@pytest.fixture(params=[*PROBLEMS, *CERTAIN])
+def edge(request: pytest.FixtureRequest) -> Problem:
+    """Also those that leave little to choose."""
+    return {**PROBLEMS, **CERTAIN}[request.param]
 
 
 def distribution(
@@ -54,30 +69,35 @@ def close(result: Tensor, expected: np.ndarray, tolerance: float = 1e-9) -> None
     np.testing.assert_allclose(result.detach().double().numpy(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_mean_and_variance(problem, regularizer):
-    one = distribution(problem, regularizer)
-    mean = problem.batched([truth.relax for truth in problem.truths(regularizer)], problem.n)
+def test_moments_and_entropy(edge, regularizer):
+    problem = edge
+    one, truths = distribution(problem, regularizer), problem.truths(regularizer)
+    mean = problem.batched([truth.relax for truth in truths], problem.n)
     close(one.mean, mean)
     close(one.variance, mean * (1 - mean))
     close(one.stddev, np.sqrt(mean * (1 - mean)), 1e-6)
+    close(one.entropy(), problem.batched([truth.entropy for truth in truths]))
 
 
-def test_mode_has_the_highest_probability(problem, regularizer):
-    mode = problem.flat(distribution(problem, regularizer).mode.numpy())
-    for y, truth in zip(mode, problem.truths(regularizer)):
+def test_mode_has_the_highest_probability(edge, regularizer):
+    mode = edge.flat(distribution(edge, regularizer).mode.numpy())
+    for y, truth in zip(mode, edge.truths(regularizer)):
         best = max(truth.log_probs.values())
         assert truth.log_probs[tuple(y.astype(int))] == pytest.approx(best, abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("regularizer", "theta", "weights", "mode"),
+    ("regularizer", "problem", "mode"),
     [
-        ("gini", [0.4, 0.3, 0.7, -0.3], [2, 2, 3, 3], [0.0, 0.0, 1.0, 0.0]),
-        ("tsallis", [0.6, -2.2, 0.1, 0.7], [2, 1, 2, 3], [0.0, 0.0, 0.0, 1.0]),
+        ("gini", Problem(np.array([0.4, 0.3, 0.7, -0.3]), [2, 2, 3, 3], 4), [0.0, 0.0, 1.0, 0.0]),
+        ("tsallis", Problem(np.array([0.6, -2.2, 0.1, 0.7]), [2, 1, 2, 3], 4), [0.0, 0.0, 0.0, 1.0]),
+        ("gini", Choices(np.array([[0.0, 0.02, 0.01]]), [0, 0, 0], 0), [[1.0, 0.0, 0.0]]),
+        ("tsallis", Choices(np.array([[0.0, 0.02, 0.01]]), [0, 0, 0], 0), [[1.0, 0.0, 0.0]]),
     ],
 )
-def test_the_mode_of_a_sparse_distribution_may_differ_from_the_best_selection(regularizer, theta, weights, mode):
-    one = distribution(Problem(np.array(theta), weights, 4), regularizer)
+def test_the_mode_of_a_sparse_distribution_may_differ_from_the_best_selection(regularizer, problem, mode):
+    """Two options share what one of them would have."""
+    one = distribution(problem, regularizer)
     assert one.mode.tolist() == mode
     assert kg.solve(one.theta, one.constraint).tolist() != mode
 
@@ -87,14 +107,9 @@ def test_the_mode_of_shannon_is_the_best_selection(problem):
     assert torch.equal(one.mode, kg.solve(one.theta, problem.constraint))
 
 
-def test_entropy(problem, regularizer):
-    expected = problem.batched([truth.entropy for truth in problem.truths(regularizer)])
-    close(distribution(problem, regularizer).entropy(), expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_log_prob_of_every_selection(dtype, problem, regularizer):
-    problem = problem.rounded(str(dtype).removeprefix("torch."))
+def test_log_prob_of_every_selection(dtype, edge, regularizer):
+    problem = edge.rounded(str(dtype).removeprefix("torch."))
     y = problem.selections()
     result = distribution(problem, regularizer, validate_args=False, dtype=dtype).log_prob(torch.tensor(y, dtype=dtype))
     assert result.dtype == dtype
@@ -104,17 +119,19 @@ def test_log_prob_of_every_selection(dtype, problem, regularizer):
     close(result, expected.reshape(result.shape), 1e-9 if dtype == torch.float64 else 1e-5)
 
 
-def test_log_prob_of_a_selection_for_the_whole_batch(regularizer):
-    one = distribution(PROBLEMS["top-k"], regularizer, validate_args=False)
-    y = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0])
-    assert torch.equal(one.log_prob(y), one.log_prob(y.expand(2, 5)))
+@pytest.mark.parametrize("name", ["top-k", "choices"])
+def test_log_prob_of_a_selection_for_the_whole_batch(name, regularizer):
+    one = distribution(PROBLEMS[name], regularizer, validate_args=False)
+    y = kg.solve(one.theta, one.constraint)[0]
+    assert torch.equal(one.log_prob(y), one.log_prob(y.expand(one.theta.shape)))
 
 
-@pytest.mark.parametrize("name", ["top-k", "knapsack", "all for each instance"])
+@pytest.mark.parametrize("name", FEW)
 def test_sample_frequencies(name, regularizer):
     problem = PROBLEMS[name]
     generator = torch.Generator().manual_seed(0)
     y = distribution(problem, regularizer).sample((4000,), generator=generator).numpy().astype(int)
+    y = y.reshape(4000, problem.size, problem.n)
     for b, truth in enumerate(problem.truths(regularizer)):
         counts = Counter(map(tuple, y[:, b].tolist()))
         assert chi_square_p_value(counts, truth.probabilities) > 1e-3
@@ -144,9 +161,9 @@ def test_samples_repeat_for_a_generator_and_a_seed(problem):
 
 @pytest.mark.parametrize("sample_shape", [(), (3,), (2, 3)])
 def test_the_gradient_of_rsample_is_that_of_the_mean(sample_shape, problem, regularizer):
-    theta = torch.tensor(problem.theta, requires_grad=True)
+    theta = leaf(problem.theta)
     y = distribution(problem, regularizer, theta).rsample(sample_shape)
-    z = torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    z = noise(*y.shape, seed=2)
     (gradient,) = grad(y, theta, z)
     total = z.sum(tuple(range(len(sample_shape)))) if sample_shape else z
     relaxed = kg.relax(theta, problem.constraint, problem.regularizer(regularizer))
@@ -156,29 +173,25 @@ def test_the_gradient_of_rsample_is_that_of_the_mean(sample_shape, problem, regu
 
 
 def test_samples_are_detached(problem):
-    assert not distribution(problem, "gini", torch.tensor(problem.theta, requires_grad=True)).sample((2,)).requires_grad
+    assert not distribution(problem, "gini", leaf(problem.theta)).sample((2,)).requires_grad
 
 
-@pytest.mark.parametrize("name", ["top-k", "knapsack", "all for each instance"])
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("what", ["mean", "entropy", "log_prob"])
 def test_gradcheck(what, name, regularizer):
     problem = PROBLEMS[name]
     y = distribution(problem, regularizer).sample((2,), torch.Generator().manual_seed(0))
 
     def call(theta, gamma):
-        kind = getattr(kg, regularizer.capitalize())
-        one = SubsetDistribution(theta, problem.constraint, kind(gamma), validate_args=False)
+        one = SubsetDistribution(theta, problem.constraint, CLASSES[regularizer](gamma), validate_args=False)
         return {"mean": lambda: one.mean, "entropy": one.entropy, "log_prob": lambda: one.log_prob(y)}[what]()
 
-    gamma = torch.tensor(problem.gamma, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(call, (torch.tensor(problem.theta, requires_grad=True), gamma))
+    assert gradcheck(call, (leaf(problem.theta), leaf(problem.gamma)))
 
 
 def test_two_backward_passes_through_one_distribution(problem, regularizer):
-    theta = torch.tensor(problem.theta, requires_grad=True)
-    gamma = torch.tensor(problem.gamma, dtype=torch.float64, requires_grad=True)
-    kind = getattr(kg, regularizer.capitalize())
-    one = SubsetDistribution(theta, problem.constraint, kind(gamma), validate_args=False)
+    theta, gamma = leaf(problem.theta), leaf(problem.gamma)
+    one = SubsetDistribution(theta, problem.constraint, CLASSES[regularizer](gamma), validate_args=False)
     y = one.sample()
     for call in (lambda: one.mean.square().sum(), one.rsample, one.entropy, lambda: one.log_prob(y)):
         gradients = []
@@ -189,7 +202,7 @@ def test_two_backward_passes_through_one_distribution(problem, regularizer):
         assert torch.equal(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("name", ["top-k", "knapsack", "all for each instance"])
+@pytest.mark.parametrize("name", FEW)
 def test_one_table_serves_mean_samples_and_log_probs(name, regularizer, monkeypatch):
     calls = Counter()
 
@@ -213,39 +226,36 @@ def test_one_table_serves_mean_samples_and_log_probs(name, regularizer, monkeypa
     assert calls == {"tabulate": 1}
 
 
-def test_enumerate_support(regularizer):
-    for name in ("top-k", "knapsack", "no batch", "batch of rank 2"):
-        problem = PROBLEMS[name]
-        one = distribution(problem, regularizer)
-        support = one.enumerate_support()
-        truth = Truth(np.zeros(problem.n), *problem.rows()[0][1:3], "shannon")
-        assert support.shape == (len(truth.log_probs), *one.theta.shape)
-        assert support.dtype == one.theta.dtype
-        rows = {tuple(row.int().tolist()) for row in support.reshape(len(support), -1, problem.n)[:, 0]}
-        assert rows == set(truth.log_probs)
-        torch.testing.assert_close(one.log_prob(support).exp().sum(0), torch.ones_like(one.entropy()))
-        narrow = one.enumerate_support(expand=False)
-        assert narrow.shape == (len(support), *[1] * len(problem.batch), problem.n)
-        assert torch.equal(narrow.expand(support.shape), support)
+@pytest.mark.parametrize("name", SHARED)
+def test_enumerate_support(name, regularizer):
+    problem = PROBLEMS[name]
+    one = distribution(problem, regularizer)
+    support, possible = one.enumerate_support(), problem.feasible(0)
+    assert support.shape == (len(possible), *one.theta.shape)
+    assert support.dtype == one.theta.dtype
+    rows = {tuple(row.int().tolist()) for row in support.reshape(len(support), -1, problem.n)[:, 0]}
+    assert rows == set(possible)
+    torch.testing.assert_close(one.log_prob(support).exp().sum(0), torch.ones_like(one.entropy()))
+    narrow = one.enumerate_support(expand=False)
+    assert narrow.shape == (len(support), *[1] * len(problem.batch), *problem.event)
+    assert torch.equal(narrow.expand(support.shape), support)
 
 
 def test_enumerate_support_has_its_limits():
-    with pytest.raises(NotImplementedError, match="same weights and limits"):
-        distribution(PROBLEMS["all for each instance"], "gini").enumerate_support()
-    with pytest.raises(ValueError, match="n = 21 is above 20"):
-        SubsetDistribution(torch.zeros(21), kg.TopK(2), kg.Gini()).enumerate_support()
+    for name in ("all for each instance", "choices, all for each instance"):
+        with pytest.raises(NotImplementedError, match="same weights and limits"):
+            distribution(PROBLEMS[name], "gini").enumerate_support()
+    for theta, limit in ((torch.zeros(21), kg.TopK(2)), (torch.zeros(7, 3), kg.MultipleChoice([1, 1, 1], 9))):
+        with pytest.raises(ValueError, match="n = 21 is above 20"):
+            SubsetDistribution(theta, limit, kg.Gini()).enumerate_support()
 
 
 def test_support_checks_every_selection(problem):
-    one = distribution(problem, "gini")
-    y = problem.selections()
-    allowed = one.support.check(torch.tensor(y)).numpy()
-    flat = y.reshape(len(y), problem.size, problem.n)
-    expected = [[feasible(row, w, limits) for row, (_, w, limits, _) in zip(rows, problem.rows())] for rows in flat]
-    np.testing.assert_array_equal(allowed.reshape(len(y), problem.size), expected)
+    one, y = distribution(problem, "gini"), problem.selections()
+    np.testing.assert_array_equal(one.support.check(torch.tensor(y)).numpy(), problem.contains(y))
     assert not one.support.check(torch.full_like(one.theta, 0.5)).any()
     assert one.support.is_discrete
-    assert one.support.event_dim == 1
+    assert one.support.event_dim == problem.event_dims
 
 
 def test_validation_of_a_selection(regularizer, monkeypatch):
@@ -259,6 +269,15 @@ def test_validation_of_a_selection(regularizer, monkeypatch):
     assert distribution(problem, regularizer, validate_args=False).log_prob(infeasible).isneginf().all()
     with pytest.raises(ValueError, match=r"shape|match"):
         distribution(problem, regularizer, validate_args=True).log_prob(torch.zeros(2, 4))
+
+
+def test_validation_of_a_group_without_a_pick(regularizer):
+    required, optional = PROBLEMS["choices"], replace(PROBLEMS["choices"], optional=True)
+    nothing = torch.zeros(required.theta.shape, dtype=torch.float64)
+    with pytest.raises(ValueError, match="support"):
+        distribution(required, regularizer, validate_args=True).log_prob(nothing)
+    assert distribution(required, regularizer, validate_args=False).log_prob(nothing).isneginf().all()
+    assert distribution(optional, regularizer, validate_args=True).log_prob(nothing).isfinite().all()
 
 
 def test_validation_of_theta():
@@ -287,30 +306,31 @@ def test_bad_arguments(arguments, message):
 def test_shapes_and_flags(problem):
     one = distribution(problem, "gini")
     assert one.batch_shape == torch.Size(problem.batch)
-    assert one.event_shape == (problem.n,)
+    assert one.event_shape == problem.event
     assert one.has_rsample
     assert one.has_enumerate_support
     assert "SubsetDistribution(" in repr(one)
 
 
 @pytest.mark.parametrize("batch_shape", [(4, 2), (3, 4, 2)])
-@pytest.mark.parametrize("name", ["top-k", "knapsack", "all for each instance"])
+@pytest.mark.parametrize("name", FEW)
 def test_expand(batch_shape, name, regularizer):
-    one = distribution(PROBLEMS[name], regularizer)
+    one, event = distribution(PROBLEMS[name], regularizer), PROBLEMS[name].event
     wide = one.expand(batch_shape)
     assert isinstance(wide, SubsetDistribution)
     assert wide.batch_shape == batch_shape
     assert wide.event_shape == one.event_shape
     y = wide.sample((3,))
-    assert y.shape == (3, *batch_shape, 5)
-    torch.testing.assert_close(wide.mean, one.mean.expand(*batch_shape, 5), rtol=1e-12, atol=1e-14)
+    assert y.shape == (3, *batch_shape, *event)
+    torch.testing.assert_close(wide.mean, one.mean.expand(*batch_shape, *event), rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(wide.log_prob(y), one.log_prob(y), rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(wide.entropy(), one.entropy().expand(batch_shape), rtol=1e-12, atol=1e-14)
-    assert len(y.reshape(-1, 5).unique(dim=0)) > 2
+    assert len(y.flatten(0, len(batch_shape)).unique(dim=0)) > 2
 
 
-def test_inside_independent(regularizer):
-    one = distribution(PROBLEMS["top-k"], regularizer)
+@pytest.mark.parametrize("name", ["top-k", "optional choices"])
+def test_inside_independent(name, regularizer):
+    one = distribution(PROBLEMS[name], regularizer)
     whole = Independent(one, 1)
     y = whole.sample((3,))
     torch.testing.assert_close(whole.log_prob(y), one.log_prob(y).sum(-1))
@@ -318,7 +338,9 @@ def test_inside_independent(regularizer):
 
 # Kullback-Leibler divergences.
 
-OTHER = 0.6 * np.cos(np.arange(THETA.size)).reshape(THETA.shape)
+
+def other(problem: Problem) -> np.ndarray:
+    return 0.6 * np.cos(np.arange(problem.theta.size)).reshape(problem.theta.shape)
 
 
 def truth_of_kl(p: Truth, q: Truth) -> float:
@@ -327,13 +349,16 @@ def truth_of_kl(p: Truth, q: Truth) -> float:
     return float(sum((mp.exp(log_p) * (log_p - q.log_probs[y]) for y, log_p in p.log_probs.items()), mp.mpf(0)))
 
 
+COMPARED = ["k and gamma for each instance", "choices, at least", "choices, all for each instance"]
+
+
 @pytest.mark.parametrize("of", REGULARIZERS)
 @pytest.mark.parametrize("relative_to", REGULARIZERS)
-@pytest.mark.parametrize("name", ["top-k", "knapsack", "all for each instance", "k and gamma for each instance"])
+@pytest.mark.parametrize("name", [*FEW, *COMPARED])
 @pytest.mark.parametrize("scale", [1.0, 0.2], ids=["apart", "close"])
 def test_kl_divergence_against_enumeration(of, relative_to, name, scale):
     p = replace(PROBLEMS[name], theta=scale * PROBLEMS[name].theta)
-    q = replace(p, theta=scale * OTHER, gamma=1.4)
+    q = replace(p, theta=scale * other(p), gamma=1.4)
     result = kl_divergence(distribution(p, of), distribution(q, relative_to))
     expected = p.batched([truth_of_kl(a, b) for a, b in zip(p.truths(of), q.truths(relative_to))])
     close(result, expected)
@@ -341,10 +366,12 @@ def test_kl_divergence_against_enumeration(of, relative_to, name, scale):
 
 @pytest.mark.parametrize("relative_to", ["gini", "tsallis"])
 @pytest.mark.parametrize("of", REGULARIZERS)
-def test_an_infinite_kl_divergence(of, relative_to):
-    p = Problem(np.zeros((2, 3)), None, 1)
-    q = Problem(np.array([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]]), None, 1)
-    theta = torch.tensor(q.theta, requires_grad=True)
+@pytest.mark.parametrize("kind", ["top-k", "choices"])
+def test_an_infinite_kl_divergence(kind, of, relative_to):
+    shape, theta = (2, 3) if kind == "top-k" else (2, 1, 3), np.array([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
+    p = Problem(np.zeros(shape), None, 1) if kind == "top-k" else Choices(np.zeros(shape), [0, 0, 0], 0)
+    q = replace(p, theta=theta.reshape(shape))
+    theta = leaf(q.theta)
     result = kl_divergence(distribution(p, of), distribution(q, relative_to, theta))
     assert result[0] == torch.inf
     assert result[1].isfinite()
@@ -359,22 +386,21 @@ def test_kl_divergence_from_itself_is_zero(problem, regularizer):
     close(kl_divergence(one, one), np.zeros(problem.batch), 1e-12)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("of", REGULARIZERS)
 @pytest.mark.parametrize("relative_to", REGULARIZERS)
-@pytest.mark.parametrize("name", ["top-k", "knapsack"])
+@pytest.mark.parametrize("name", ["top-k", "knapsack", "choices", "optional choices"])
 def test_gradcheck_of_the_kl_divergence(of, relative_to, name):
     problem = PROBLEMS[name]
-    thetas = (torch.tensor(0.2 * x, requires_grad=True) for x in (problem.theta, OTHER))
-    gammas = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (1.0, 1.3))
 
     def call(theta_p, theta_q, gamma_p, gamma_q):
         p, q = (
-            SubsetDistribution(theta, problem.constraint, getattr(kg, kind.capitalize())(gamma))
+            SubsetDistribution(theta, problem.constraint, CLASSES[kind](gamma))
             for theta, kind, gamma in ((theta_p, of, gamma_p), (theta_q, relative_to, gamma_q))
         )
         return kl_divergence(p, q)
 
-    assert gradcheck(call, (*thetas, *gammas))
+    assert gradcheck(call, (leaf(0.2 * problem.theta), leaf(0.2 * other(problem)), leaf(1.0), leaf(1.3)))
 
 
 MASKED, OPEN = PROBLEMS["masked"], replace(PROBLEMS["masked"], theta=THETA, gamma=2.0)
@@ -387,7 +413,7 @@ MASKED, OPEN = PROBLEMS["masked"], replace(PROBLEMS["masked"], theta=THETA, gamm
     ids=["both", "the first", "the second"],
 )
 def test_kl_divergence_with_masks(p, q, of):
-    thetas = [torch.tensor(x.theta, requires_grad=True) for x in (p, q)]
+    thetas = [leaf(x.theta) for x in (p, q)]
     result = kl_divergence(distribution(p, of, thetas[0]), distribution(q, "shannon", thetas[1]))
     expected = p.batched([truth_of_kl(a, b) for a, b in zip(p.truths(of), q.truths("shannon"))])
     close(result, expected)
@@ -396,26 +422,41 @@ def test_kl_divergence_with_masks(p, q, of):
         assert not gradient[torch.isneginf(theta)].any()
 
 
+_CHOICES = kg.MultipleChoice(WEIGHTS, 6)
 DIFFERENT = {
     "k": (kg.TopK(2), kg.TopK(3)),
     "kind": (kg.TopK(2), kg.Knapsack([1, 1, 1, 1, 1], 2)),
     "weights": (kg.Knapsack([1, 1, 1, 1, 1], 2), kg.Knapsack([1, 1, 1, 1, 2], 2)),
     "capacity of one instance": (kg.Knapsack([1, 1, 1, 1, 1], 2), kg.Knapsack([1, 1, 1, 1, 1], [2, 3])),
+    "optional": (_CHOICES, kg.MultipleChoice(WEIGHTS, 6, optional=True)),
+    "capacity of choices": (_CHOICES, kg.MultipleChoice(WEIGHTS, 7)),
+    "weights of choices": (_CHOICES, kg.MultipleChoice(WEIGHTS[::-1], 6)),
+    "least weight of choices": (_CHOICES, kg.MultipleChoice(WEIGHTS, 6, at_least=5)),
+    "optional, of equal weights": (kg.MultipleChoice([[0]] * 3, 0), kg.MultipleChoice([[0]] * 3, 0, optional=True)),
 }
 
 
 @pytest.mark.parametrize("difference", DIFFERENT)
 @pytest.mark.parametrize("regularizer", ["shannon", "gini"])
 def test_kl_divergence_between_different_constraints_raises(difference, regularizer):
-    kind = getattr(kg, regularizer.capitalize())
-    p, q = (SubsetDistribution(torch.tensor(THETA), limit, kind()) for limit in DIFFERENT[difference])
+    limits = DIFFERENT[difference]
+    shape = (2, 5) if limits[0].event_dims == 1 else (2, 3, limits[0].weights.shape[-1])
+    p, q = (SubsetDistribution(torch.zeros(shape), limit, CLASSES[regularizer]()) for limit in limits)
     with pytest.raises(ValueError, match="same constraint"):
         kl_divergence(p, q)
 
 
-def test_kl_divergence_between_equal_constraints_that_are_written_differently():
-    limits = kg.Knapsack([2, 1, 3, 1, 2], 4), kg.Knapsack(np.array([[2, 1, 3, 1, 2]] * 2), [4, 4])
-    p, q = (SubsetDistribution(torch.tensor(THETA), limit, kg.Tsallis()) for limit in limits)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        (kg.Knapsack([2, 1, 3, 1, 2], 4), kg.Knapsack(np.array([[2, 1, 3, 1, 2]] * 2), [4, 4])),
+        (_CHOICES, kg.MultipleChoice(np.stack([WEIGHTS, WEIGHTS]), [6, 6])),
+    ],
+    ids=["knapsack", "choices"],
+)
+def test_kl_divergence_between_equal_constraints_that_are_written_differently(limits):
+    theta = noise(2, *((5,) if limits[0].event_dims == 1 else (3, 3)))
+    p, q = (SubsetDistribution(theta, limit, kg.Tsallis()) for limit in limits)
     close(kl_divergence(p, q), np.zeros(2), 1e-12)
 
 
@@ -432,16 +473,6 @@ def test_log_prob_of_more_selections_than_the_batch_has(smoothing):
     many = kg.torch.SubsetDistribution(theta, kg.TopK(2), smoothing).log_prob(values)
     each = [kg.torch.SubsetDistribution(theta[0], kg.TopK(2), smoothing).log_prob(value) for value in values]
     torch.testing.assert_close(many, torch.stack(each))
-
-
-@pytest.mark.parametrize("smoothing", [kg.Shannon(), kg.Gini(), kg.Tsallis()])
-def test_an_update_of_theta_in_place_is_seen(smoothing):
-    theta = torch.zeros(4)
-    distribution = kg.torch.SubsetDistribution(theta, kg.TopK(2), smoothing)
-    before = distribution.mean
-    theta += torch.tensor([0.3, 0.1, 0.0, -0.2])
-    assert not torch.equal(distribution.mean, before)
-    torch.testing.assert_close(distribution.mean, kg.relax(theta, kg.TopK(2), smoothing))
 
 
 def test_a_capacity_without_limit_costs_nothing_in_the_divergence():

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader  # noqa: E402
 import knapgrad as kg  # noqa: E402
 import knapgrad.pyepo as adapter  # noqa: E402
 from knapgrad.pyepo import RKFY, RKO, integer_knapsack, knapsackModel  # noqa: E402
+from knapgrad.regularizers import REGULARIZERS  # noqa: E402
 
-REGULARIZERS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
 WEIGHTS, FEATURES, COSTS = pyepo.data.knapsack.genData(120, 4, 7, deg=3, noise_width=0.3, seed=3)
 CAPACITY = [round(0.5 * WEIGHTS.sum(), 2)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,33 +12,18 @@ import pytest
 
 import knapgrad as kg
 from backends import TOLERANCES
+from calls import SMOOTHED
+from choices import Choices
 from instances import Problem
+from knapgrad.regularizers import REGULARIZERS as CLASSES
 from oracles import REGULARIZERS
 
 torch = pytest.importorskip("torch")
+from cases import PROBLEMS, leaf, noise  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.autograd import forward_ad, grad, gradcheck, gradgradcheck  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
-
-CLASSES = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
-
-
-def _scores(*shape: int, seed: int = 0) -> np.ndarray:
-    """Scores without ties, where the sparse regularizers have no kinks."""
-    return np.random.default_rng(seed).normal(scale=0.6, size=shape)
-
-
-PROBLEMS: dict[str, Problem] = {
-    "top-k": Problem(_scores(3, 4), None, 2),
-    "k for each instance": Problem(_scores(3, 4, seed=1), None, np.array([0, 3, 1])),
-    "knapsack": Problem(_scores(2, 5, seed=2), [2, 3, 1, 2, 1], 5),
-    "weights of 0 and above the capacity": Problem(_scores(2, 5, seed=3), [0, 2, 9, 1, 3], 4),
-    "weights and capacity for each instance": Problem(
-        _scores(2, 1, 4, seed=4), np.array([[[2, 0, 3, 1]], [[1, 7, 2, 2]]]), np.array([[4], [3]])
-    ),
-    "no batch": Problem(_scores(5, seed=5), [1, 2, 2, 1, 3], 6),
-}
 
 
 @pytest.fixture(params=PROBLEMS.values(), ids=PROBLEMS.keys())
@@ -45,56 +31,44 @@ def problem(request: pytest.FixtureRequest) -> Problem:
     return request.param
 
 
-def leaf(values: Any, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.tensor(np.asarray(values), dtype=dtype, requires_grad=True)
-
-
-def noise(*shape: int, seed: int = 7) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def prior_of(theta: Tensor) -> Tensor:
+def prior_of(theta: Tensor, *_: Any) -> Tensor:
     return 0.4 * noise(*theta.shape, seed=8)
 
 
-def target_of(theta: Tensor, problem: Problem) -> Tensor:
-    return kg.relax(noise(*theta.shape, seed=9), problem.constraint, kg.Shannon())
+def target_of(theta: Tensor, problem: Problem, *_: Any) -> Tensor:
+    scores = torch.where(theta == -torch.inf, theta, noise(*theta.shape, seed=9)).detach()
+    return kg.relax(scores, problem.constraint, kg.Shannon())
 
 
-def selections_of(problem: Problem, regularizer: str, num_samples: int | None) -> Tensor:
+def selections_of(theta: Tensor, problem: Problem, regularizer: str, num_samples: int | None = None) -> Tensor:
     """Selections that have a probability above 0."""
-    theta, rng = torch.tensor(problem.theta), torch.Generator().manual_seed(3)
-    return kg.sample(theta, problem.constraint, CLASSES[regularizer](0.9), num_samples=num_samples, rng=rng)
+    rng, smoothing = torch.Generator().manual_seed(3), CLASSES[regularizer](0.9)
+    return kg.sample(torch.tensor(problem.theta), problem.constraint, smoothing, num_samples=num_samples, rng=rng)
 
 
-Call = Callable[[Tensor, Any, Problem, str], Tensor]
-
-#: operation -> a call with theta, gamma, the problem and the regularizer's name
-OPERATIONS: dict[str, Call] = {
-    "value": lambda theta, gamma, p, r: kg.value(theta, p.constraint, CLASSES[r](gamma)),
-    "relax": lambda theta, gamma, p, r: kg.relax(theta, p.constraint, CLASSES[r](gamma)),
-    "log_prob": lambda theta, gamma, p, r: kg.log_prob(
-        theta, selections_of(p, r, None), p.constraint, CLASSES[r](gamma)
-    ),
-    "log_prob of samples in front": lambda theta, gamma, p, r: kg.log_prob(
-        theta, selections_of(p, r, 3), p.constraint, CLASSES[r](gamma)
-    ),
-    "entropy": lambda theta, gamma, p, r: kg.entropy(theta, p.constraint, CLASSES[r](gamma)),
-    "fenchel_young_loss": lambda theta, gamma, p, r: kg.fenchel_young_loss(
-        theta, target_of(theta, p), p.constraint, CLASSES[r](gamma)
-    ),
-    "divergence": lambda theta, gamma, p, r: kg.divergence(
-        theta, p.constraint, CLASSES[r](gamma), prior=prior_of(theta)
-    ),
+#: operation -> its further argument
+EXTRA: dict[str, Callable[..., Tensor]] = {
+    "log_prob": selections_of,
+    "log_prob of samples in front": lambda *given: selections_of(*given, num_samples=3),
+    "fenchel_young_loss": target_of,
+    "divergence": prior_of,
 }
+OPERATIONS = ["value", "relax", "entropy", *EXTRA]
 
 
+def call(name: str, theta: Tensor, gamma: Any, problem: Problem, regularizer: str) -> Tensor:
+    extra = EXTRA[name](theta, problem, regularizer) if name in EXTRA else None
+    operation = SMOOTHED["divergence from a prior" if name == "divergence" else name.partition(" ")[0]]
+    return operation(theta, extra, problem.constraint, CLASSES[regularizer](gamma))
+
+
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("own_gamma", [False, True], ids=["scalar gamma", "gamma for each instance"])
 def test_gradcheck_in_theta_and_gamma(operation, own_gamma, problem, regularizer):
     gamma = 0.9 + 0.1 * np.arange(problem.size).reshape(problem.batch) / problem.size if own_gamma else 0.9
     assert gradcheck(
-        lambda theta, gamma: OPERATIONS[operation](theta, gamma, problem, regularizer),
+        lambda theta, gamma: call(operation, theta, gamma, problem, regularizer),
         (leaf(problem.theta), leaf(gamma)),
     )
 
@@ -130,21 +104,40 @@ def test_gradgradcheck_of_the_loss(problem, regularizer):
 
 @pytest.mark.parametrize("operation", ["value", "relax", "entropy", "divergence"])
 def test_batched_cotangents_give_the_same_jacobian(operation, problem, regularizer):
-    def call(theta):
-        return OPERATIONS[operation](theta, 0.9, problem, regularizer)
+    def of(theta):
+        return call(operation, theta, 0.9, problem, regularizer)
 
     one_by_one, at_once = (
-        torch.autograd.functional.jacobian(call, leaf(problem.theta), vectorize=vectorize)
-        for vectorize in (False, True)
+        torch.autograd.functional.jacobian(of, leaf(problem.theta), vectorize=vectorize) for vectorize in (False, True)
     )
     torch.testing.assert_close(at_once, one_by_one, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "dtype"), [*((name, "float64") for name in REGULARIZERS), ("tsallis", "float32")]
+)
+def test_the_product_with_the_jacobian_is_that_of_the_enumeration(regularizer, dtype, problem):
+    problem, z = problem.rounded(dtype), noise(*problem.theta.shape)
+    theta = leaf(problem.theta, getattr(torch, dtype))
+    y = kg.relax(theta, problem.constraint, problem.regularizer(regularizer))
+    (product,) = grad(y, theta, z.to(theta.dtype))
+    truths = zip(problem.truths(regularizer), problem.flat(z.numpy()))
+    expected = problem.batched([one.vjp(row) for one, row in truths], problem.n)
+    assert product.dtype == theta.dtype and np.abs(expected).max() > 1e-2
+    assert np.abs(product.numpy() - expected).max() <= TOLERANCES[dtype].vjp * np.abs(expected).max()
+
+
+def assert_exact(actual: Tensor, expected: Tensor, problem: Problem) -> None:
+    """To the last bit of items; the tournaments of choices are summed in another order."""
+    error = 1e-14 if isinstance(problem, Choices) and actual.dtype == torch.float64 else 0.0
+    torch.testing.assert_close(actual, expected, rtol=error, atol=0.1 * error)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 4.0])
 def test_the_gradient_of_value_is_relax_exactly(gamma, problem, regularizer):
     theta, smoothing = leaf(problem.theta), CLASSES[regularizer](gamma)
     (gradient,) = grad(kg.value(theta, problem.constraint, smoothing).sum(), theta)
-    assert torch.equal(gradient, kg.relax(theta, problem.constraint, smoothing))
+    assert_exact(gradient, kg.relax(theta, problem.constraint, smoothing), problem)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -152,7 +145,7 @@ def test_the_gradient_of_the_loss_is_relax_minus_target_exactly(dtype, problem, 
     theta, smoothing = leaf(problem.theta, dtype), CLASSES[regularizer](0.5)
     target = kg.solve(noise(*theta.shape).to(dtype), problem.constraint)
     (gradient,) = grad(kg.fenchel_young_loss(theta, target, problem.constraint, smoothing).sum(), theta)
-    assert torch.equal(gradient, kg.relax(theta, problem.constraint, smoothing) - target)
+    assert_exact(gradient, kg.relax(theta, problem.constraint, smoothing) - target, problem)
 
 
 def test_the_gradient_of_the_divergence_is_the_jacobian_times_the_difference(problem, regularizer):
@@ -169,16 +162,18 @@ def test_the_jacobian_of_relax_is_symmetric(problem, regularizer):
     u, v = noise(*theta.shape, seed=1), noise(*theta.shape, seed=2)
     y = kg.relax(theta, problem.constraint, smoothing)
     (from_u,), (from_v,) = grad(y, theta, u, retain_graph=True), grad(y, theta, v)
-    inner = (from_u * v).sum(-1)
-    assert inner.abs().max() > 1e-3
-    torch.testing.assert_close(inner, (from_v * u).sum(-1), rtol=1e-11, atol=1e-13)
+    one, other = ((x * y).reshape(*problem.batch, -1).sum(-1) for x, y in ((from_u, v), (from_v, u)))
+    assert one.abs().max() > 1e-3
+    torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
 
 
 def test_float32_vjp_against_float64(constraint, regularizer):
     n, batch = 60, 20
     random = np.random.default_rng(4)
     weights = random.integers(3, 9, n)
-    limit = kg.TopK(20) if constraint == "top-k" else kg.Knapsack(weights, int(weights.sum()) // 2)
+    capacity = int(weights.sum()) // 2
+    limit = kg.Knapsack(weights, capacity, at_least=capacity - 20 if constraint == "at least" else 0)
+    limit = kg.TopK(20) if constraint == "top-k" else limit
     theta = (weights + random.normal(size=(batch, n))).astype(np.float32)
     z = noise(batch, n).float()
     single, double = (
@@ -191,26 +186,22 @@ def test_float32_vjp_against_float64(constraint, regularizer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_gradients_have_its_dtype(dtype, regularizer):
-    theta = leaf(_scores(3, 6), dtype)
-    limit, smoothing = kg.Knapsack([2, 1, 3, 2, 1, 2], 6), CLASSES[regularizer](1.0)
-    (gradient,) = grad(kg.value(theta, limit, smoothing).sum(), theta)
-    assert gradient.dtype == dtype
-    torch.testing.assert_close(gradient, kg.relax(theta, limit, smoothing))
+@pytest.mark.parametrize("name", ["knapsack", "optional choices", "budgets"])
+def test_half_precision_gradients_have_its_dtype(name, dtype, regularizer):
+    limit, theta = PROBLEMS[name].constraint, leaf(PROBLEMS[name].theta, dtype)
+    for operation in (kg.value, kg.relax, kg.entropy):
+        (gradient,) = grad(operation(theta, limit, CLASSES[regularizer]()).sum(), theta)
+        assert gradient.dtype == dtype and gradient.isfinite().all()
+        if operation is kg.value:
+            torch.testing.assert_close(gradient, kg.relax(theta, limit, CLASSES[regularizer]()))
 
 
-SECOND = {
-    "relax": lambda theta, p, r: (kg.relax(theta, p.constraint, CLASSES[r](0.9)) * noise(*theta.shape)).sum(),
-    "entropy": lambda theta, p, r: kg.entropy(theta, p.constraint, CLASSES[r](0.9)).sum(),
-    "divergence": lambda theta, p, r: kg.divergence(theta, p.constraint, CLASSES[r](0.9)).sum(),
-}
-
-
-@pytest.mark.parametrize("operation", SECOND)
-@pytest.mark.parametrize("name", ["top-k", "knapsack"])
+@pytest.mark.parametrize("operation", ["relax", "entropy", "divergence"])
+@pytest.mark.parametrize("name", ["top-k", "knapsack", "optional choices", "budgets"])
 def test_second_derivatives_that_are_not_there_raise(operation, name, regularizer):
     theta = leaf(PROBLEMS[name].theta)
-    (first,) = grad(SECOND[operation](theta, PROBLEMS[name], regularizer), theta, create_graph=True)
+    result = call(operation, theta, 0.9, PROBLEMS[name], regularizer)
+    (first,) = grad((result * noise(*result.shape)).sum(), theta, create_graph=True)
     with pytest.raises(NotImplementedError, match="knapgrad has no second derivative"):
         grad((first * theta).sum(), theta)
 
@@ -218,7 +209,7 @@ def test_second_derivatives_that_are_not_there_raise(operation, name, regularize
 @pytest.mark.parametrize("regularizer", ["gini", "tsallis"])
 def test_the_second_derivative_of_a_sparse_log_prob_raises(regularizer):
     theta = leaf(PROBLEMS["knapsack"].theta)
-    log_prob = OPERATIONS["log_prob"](theta, 0.9, PROBLEMS["knapsack"], regularizer)
+    log_prob = call("log_prob", theta, 0.9, PROBLEMS["knapsack"], regularizer)
     (first,) = grad(log_prob.sum(), theta, create_graph=True)
     with pytest.raises(NotImplementedError, match="second derivative of log_prob"):
         grad((first * theta).sum(), theta)
@@ -226,7 +217,7 @@ def test_the_second_derivative_of_a_sparse_log_prob_raises(regularizer):
 
 def test_the_second_derivative_of_a_shannon_log_prob_is_there():
     problem = PROBLEMS["knapsack"]
-    assert gradgradcheck(lambda theta: OPERATIONS["log_prob"](theta, 0.9, problem, "shannon"), (leaf(problem.theta),))
+    assert gradgradcheck(lambda theta: call("log_prob", theta, 0.9, problem, "shannon"), (leaf(problem.theta),))
 
 
 @pytest.mark.parametrize("name", ["top-k", "knapsack"])
@@ -252,18 +243,19 @@ def test_the_second_derivative_of_the_kullback_leibler_divergence_raises():
         grad((first * theta).sum(), theta)
 
 
+@pytest.mark.parametrize("name", ["knapsack", "optional choices", "budgets"])
 @pytest.mark.parametrize("operation", ["value", "relax"])
 @pytest.mark.parametrize("grad_mode", [True, False], ids=["grad", "no_grad"])
-def test_forward_mode_is_the_directional_derivative(operation, grad_mode, regularizer):
-    problem = PROBLEMS["knapsack"]
+def test_forward_mode_is_the_directional_derivative(operation, grad_mode, name, regularizer):
+    problem = PROBLEMS[name]
     theta, direction = torch.tensor(problem.theta), noise(*problem.theta.shape)
     gamma = torch.tensor(0.9, dtype=torch.float64)
     with torch.set_grad_enabled(grad_mode), forward_ad.dual_level():
         duals = forward_ad.make_dual(theta, direction), forward_ad.make_dual(gamma, torch.tensor(0.3).double())
-        tangent = forward_ad.unpack_dual(OPERATIONS[operation](*duals, problem, regularizer)).tangent
+        tangent = forward_ad.unpack_dual(call(operation, *duals, problem, regularizer)).tangent
 
     def moved(step: float) -> torch.Tensor:
-        return OPERATIONS[operation](theta + step * direction, gamma + step * 0.3, problem, regularizer)
+        return call(operation, theta + step * direction, gamma + step * 0.3, problem, regularizer)
 
     torch.testing.assert_close(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6, rtol=1e-6, atol=1e-7)
 
@@ -276,12 +268,12 @@ def test_forward_mode_raises_and_does_not_lose_the_tangent(operation, grad_mode)
     with torch.set_grad_enabled(grad_mode), forward_ad.dual_level():
         dual = forward_ad.make_dual(theta, torch.ones_like(theta))
         with pytest.raises(NotImplementedError, match=r"jvp|forward"):
-            OPERATIONS[operation](dual, 0.9, problem, "gini")
+            call(operation, dual, 0.9, problem, "gini")
 
 
 @pytest.mark.parametrize("name", ["solve", "sample"])
 def test_selections_are_detached(name):
-    theta = leaf(_scores(3, 4))
+    theta = leaf(PROBLEMS["top-k"].theta)
     y = kg.solve(theta, kg.TopK(2)) if name == "solve" else kg.sample(theta, kg.TopK(2), kg.Gini(), num_samples=2)
     assert not y.requires_grad
 
@@ -299,28 +291,16 @@ def without_masked_items(row: int, problem: Problem) -> Problem:
     return Problem(problem.theta[row][kept], weights, problem.capacity)
 
 
-MASKABLE = {
-    "value": lambda theta, gamma, p, r, z: kg.value(theta, p.constraint, CLASSES[r](gamma)),
-    "relax": lambda theta, gamma, p, r, z: (kg.relax(theta, p.constraint, CLASSES[r](gamma)) * z).sum(-1),
-    "log_prob": lambda theta, gamma, p, r, z: kg.log_prob(
-        theta, kg.solve(theta, p.constraint), p.constraint, CLASSES[r](gamma)
-    ),
-    "entropy": lambda theta, gamma, p, r, z: kg.entropy(theta, p.constraint, CLASSES[r](gamma)),
-    "fenchel_young_loss": lambda theta, gamma, p, r, z: kg.fenchel_young_loss(
-        theta, kg.solve(theta, p.constraint), p.constraint, CLASSES[r](gamma)
-    ),
-    # the value of the prior, which knows no mask, is taken off again
-    "divergence": lambda theta, gamma, p, r, z: (
-        kg.divergence(theta, p.constraint, CLASSES[r](gamma))
-        - kg.value(torch.zeros_like(theta), p.constraint, CLASSES[r](gamma))
-    ),
-    "divergence from a masked prior": lambda theta, gamma, p, r, z: kg.divergence(
-        theta, p.constraint, CLASSES[r](gamma), prior=torch.where(theta == -torch.inf, theta, z).detach()
-    ),
-}
+def maskable(name: str, theta: Tensor, gamma: Any, problem: Problem, regularizer: str, z: Tensor) -> Tensor:
+    limit, smoothing = problem.constraint, CLASSES[regularizer](gamma)
+    extra = kg.solve(theta, limit) if "prior" not in name else torch.where(theta == -torch.inf, theta, z).detach()
+    result = SMOOTHED[name](theta, extra, limit, smoothing)
+    if name == "divergence":  # the value of the prior, which knows no mask, is taken off again
+        result = result - kg.value(torch.zeros_like(theta), limit, smoothing)
+    return (result * z).sum(-1) if name == "relax" else result
 
 
-@pytest.mark.parametrize("operation", MASKABLE)
+@pytest.mark.parametrize("operation", SMOOTHED)
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("learn_gamma", [False, True], ids=["into theta", "into gamma"])
 def test_masked_items_have_no_gradient_and_leave_that_of_the_others(operation, name, learn_gamma, regularizer):
@@ -332,7 +312,7 @@ def test_masked_items_have_no_gradient_and_leave_that_of_the_others(operation, n
         results = []
         for one, direction in ((whole, z[row]), (small, z[row][kept])):
             theta, gamma = leaf(one.theta), leaf(0.8)
-            value = MASKABLE[operation](theta, gamma if learn_gamma else 0.8, one, regularizer, direction)
+            value = maskable(operation, theta, gamma if learn_gamma else 0.8, one, regularizer, direction)
             results.append(grad(value, (theta, gamma) if learn_gamma else theta))
         (gradient, *rest), (expected, *expected_rest) = results
         assert torch.equal(gradient[~kept], torch.zeros_like(gradient[~kept]))
@@ -350,6 +330,29 @@ def test_the_gradient_of_an_impossible_selection_is_zero(regularizer):
     from_the_impossible = grad(log_prob[0, 0] + log_prob[1, 1], (theta, gamma))
     torch.testing.assert_close(from_both, from_the_possible, rtol=0, atol=0)
     assert not any(gradient.any() for gradient in from_the_impossible)
+
+
+@pytest.mark.parametrize("optional", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_masked_options_have_no_gradient(operation, optional, regularizer):
+    problem = replace(PROBLEMS["choices"], optional=optional, capacity=7)
+    masked = np.where(np.eye(3) > 0, -np.inf, problem.theta)
+    inputs = leaf(masked), leaf(0.9)
+    problem = replace(problem, theta=masked)
+    result = call(operation, *inputs, problem, regularizer)
+    gradient, by_gamma = grad(result, inputs, noise(*result.shape))
+    assert gradient.isfinite().all() and by_gamma.isfinite() and gradient.any()
+    assert not gradient[torch.tensor(masked) == -torch.inf].any()
+
+
+def test_a_selection_of_too_heavy_or_no_options_has_no_gradient(regularizer):
+    problem = PROBLEMS["choices"]
+    y = torch.zeros(problem.theta.shape, dtype=torch.float64)
+    y[0, [0, 1, 2], [2, 1, 1]] = 1.0  # too heavy, and no picks in the other
+    theta = leaf(problem.theta)
+    log_prob = kg.log_prob(theta, y, problem.constraint, problem.regularizer(regularizer))
+    assert log_prob.isneginf().all()
+    assert not grad(log_prob.sum(), theta)[0].any()
 
 
 @pytest.mark.parametrize("regularizer", ["gini", "tsallis"])
@@ -384,7 +387,7 @@ def bytes_kept(call: Callable[[], Tensor]) -> int:
 @pytest.mark.parametrize("operation", ["value", "relax", "fenchel_young_loss", "entropy"])
 def test_what_is_kept_for_backward_does_not_grow_with_the_capacity(operation, regularizer):
     batch, n = 64, 20
-    theta, kept = leaf(_scores(batch, n), torch.float32), []
+    theta, kept = leaf(noise(batch, n), torch.float32), []
     target = torch.zeros(batch, n)
     for capacity in (10, 1000):
         budget, smoothing = kg.Knapsack(np.full(n, capacity // 5), capacity), CLASSES[regularizer](0.5)
@@ -399,10 +402,6 @@ def test_what_is_kept_for_backward_does_not_grow_with_the_capacity(operation, re
     of_theta = theta.untyped_storage().nbytes()
     # theta / gamma and the result; the loss has its target as well, and both it and the entropy are float64
     assert of_theta <= kept[0] <= (2.1 if operation in ("value", "relax") else 4.5) * of_theta
-
-
-def test_every_regularizer_is_here():
-    assert tuple(CLASSES) == REGULARIZERS
 
 
 @pytest.mark.parametrize("y", [[1.0, 1, 0], [1, 1, 1], [1, 0, 1]])

@@ -69,13 +69,14 @@ CHANGING: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("operation", [kg.relax, kg.value, kg.entropy], ids=lambda operation: operation.__name__)
 @pytest.mark.parametrize("what", CHANGING)
 def test_a_new_number_is_no_new_graph(what, operation):
     shape = (4, 3, 2) if "cho" in what or "options" in what else (4, 6)
-    calls = [(numbers(*shape), CHANGING[what](i), kg.Gini(0.3 + i)) for i in range(10)]
-    check_calls(operation, calls)
+    for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
+        theta = numbers(*shape).to(device)
+        check_calls(operation, [(theta, CHANGING[what](i), kg.Gini(0.3 + i)) for i in range(10)])
 
 
 def test_a_layer_whose_gamma_and_budget_change_is_one_graph():
@@ -137,6 +138,32 @@ def test_the_first_use_of_the_library_may_be_compiled():
     assert done.stdout.split() == ["0.0", "1.0", "2.0"], done.stderr
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c, least: kg.Knapsack([2**59] * 31 + [3], c, at_least=least, max_capacity=10),
+        lambda c, least: kg.MultipleChoice([[0, 2**59]] * 31 + [[0, 3]], c, at_least=least, max_capacity=10),
+        lambda c, least: kg.MultipleChoice([2**59, 3], c, at_least=least, optional=True, max_capacity=10),
+    ],
+    ids=["knapsack", "choices", "optional"],
+)
+def test_a_sum_of_weights_beyond_64_bits_is_not_wrapped(make):
+    call = lambda theta, c, least: kg.relax(theta, make(c, least), kg.Gini())  # noqa: E731
+    theta = numbers(32) if make(9, 2).event_dims == 1 else numbers(32, 2)
+    arguments = theta, torch.tensor(9), torch.tensor(2)
+    torch.testing.assert_close(compiled(call)(*arguments), call(*arguments), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (2,)], ids=["own", "of all groups"])
+def test_a_sum_of_lightest_options_beyond_64_bits_is_not_wrapped(shape):
+    """It would be 0, and fit."""
+    call = lambda theta, weights: kg.relax(theta, kg.MultipleChoice(weights, 9, max_capacity=10), kg.Gini())  # noqa: E731
+    theta, weights = numbers(4, 2), torch.arange(2).expand(shape)
+    torch.testing.assert_close(compiled(call)(theta, weights), call(theta, weights), rtol=1e-12, atol=1e-13)
+    with pytest.raises(ValueError, match="limit that is not valid"):
+        compiled(call)(theta, weights + 2**62)
+
+
 # Constraints that are made inside.
 
 
@@ -163,6 +190,10 @@ INSIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "choices as lists": (lambda: kg.MultipleChoice([[1, 2]], 7), ()),
     "known choices": (lambda budget: kg.MultipleChoice(np.array([1, 2]), budget), (BUDGET,)),
+    "several budgets": (
+        lambda cost, budget: kg.MultiKnapsack([torch.ones_like(cost), cost], budget[:2], max_capacities=[3, 9]),
+        (COST, BUDGET - 1),
+    ),
 }  # fmt: skip
 OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "relax": lambda theta, limit: kg.relax(theta, limit, kg.Gini(0.7)),
@@ -174,7 +205,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("what", INSIDE)
 def test_a_constraint_made_inside_is_the_one_made_outside(what, operation):
@@ -186,24 +217,33 @@ def test_a_constraint_made_inside_is_the_one_made_outside(what, operation):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_frontiers_inside_a_graph():
-    for limit in (
+def test_several_budgets_that_change_are_one_graph():
+    def layer(theta: Tensor, cost: Tensor, budget: Tensor) -> Tensor:
+        limit = kg.MultiKnapsack([torch.ones_like(cost), cost], budget, max_capacities=[3, 9])
+        return kg.relax(theta, limit, kg.Gini())
+
+    drawn = [np.random.default_rng(seed).integers(0, 4, 8) for seed in range(4)]
+    check_calls(layer, [(numbers(2, 6), torch.tensor(x[:6]), torch.tensor(x[6:])) for x in drawn])
+
+
+MADE = kg.MultipleChoice(OPTIONS, 7), kg.MultipleChoice(OPTIONS, [7, 5, 6, 8])
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
         lambda: kg.TopK(4),
         lambda: kg.Knapsack(WEIGHTS, 4),
         lambda: kg.Knapsack(COST, BUDGET, max_capacity=9),
-    ):
-        check_calls(lambda theta, limit=limit: kg.frontier(theta, limit(), kg.Gini(0.5)), [(numbers(4, 6),)] * 2)
-
-
-def test_frontiers_of_required_groups_inside_a_graph():
-    made = kg.MultipleChoice(OPTIONS, 7), kg.MultipleChoice(OPTIONS, [7, 5, 6, 8])
-    limits = [lambda limit=limit: limit for limit in made]
-    limits += [
+        lambda: MADE[0],
+        lambda: MADE[1],
         lambda: kg.MultipleChoice([[1, 2], [1, 3], [2, 1]], 7),
         lambda: kg.MultipleChoice(OPTIONS, BUDGET, max_capacity=9),
-    ]
-    for limit in limits:
-        check_calls(lambda theta, limit=limit: kg.frontier(theta, limit(), kg.Gini(0.5)), [(numbers(4, 3, 2),)] * 2)
+    ],
+)
+def test_frontiers_inside_a_graph(limit):
+    theta = numbers(4, 3, 2) if limit().event_dims == 2 else numbers(4, 6)
+    check_calls(lambda theta: kg.frontier(theta, limit(), kg.Gini(0.5)), [(theta,)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +251,7 @@ def test_frontiers_of_required_groups_inside_a_graph():
     [
         (lambda: kg.Knapsack(COST, BUDGET), "give max_capacity="),
         (lambda: kg.MultipleChoice(OPTIONS, BUDGET), "give max_capacity="),
+        (lambda: kg.MultiKnapsack([COST, COST], BUDGET[:2]), "max_capacities"),
         (lambda: kg.Knapsack(COST * 1.5, BUDGET, max_capacity=9), "weights must be integers.*call from_real outside"),
         (lambda: kg.Knapsack.from_real(COST * 1.5, 4.0), "call it outside of the function"),
         (lambda: kg.TopK(-1), "k must not be negative"),
@@ -319,14 +360,6 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 def placed(*arguments: Any) -> list[Any]:
     return [x.cuda() if isinstance(x, Tensor) else x for x in arguments]
-
-
-@needs_gpu
-@pytest.mark.parametrize("what", CHANGING)
-def test_a_new_number_is_no_new_graph_on_cuda(what):
-    shape = (4, 3, 2) if "cho" in what or "options" in what else (4, 6)
-    calls = [tuple(placed(numbers(*shape), CHANGING[what](i), kg.Gini(0.3 + i))) for i in range(4)]
-    check_calls(kg.relax, calls)
 
 
 @needs_gpu

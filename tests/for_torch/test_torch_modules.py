@@ -12,29 +12,20 @@ import numpy as np
 import pytest
 
 import knapgrad as kg
+from knapgrad.regularizers import REGULARIZERS as CLASSES
 
 torch = pytest.importorskip("torch")
+from cases import BUFFERS, LIMITS, OTHERS, event_of, noise  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils.parametrize import register_parametrization  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
 
-CLASSES = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
-LIMITS: dict[str, Callable[[], Any]] = {
-    "top-k": lambda: kg.TopK(2),
-    "knapsack": lambda: kg.Knapsack([2, 1, 3, 0], 4),
-    "at least": lambda: kg.Knapsack([2, 1, 3, 0], 4, at_least=2),
-}
-BUFFERS = {
-    "top-k": {"k"},
-    "knapsack": {"weights", "capacity", "at_least"},
-    "at least": {"weights", "capacity", "at_least"},
-}
 MODULES = {"Relax": kgt.Relax, "Sample": kgt.Sample, "FenchelYoungLoss": kgt.FenchelYoungLoss}
 
 
 def scores(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return noise(*shape, seed=seed).to(dtype)
 
 
 def run(module: nn.Module, theta: Tensor) -> Tensor:
@@ -48,9 +39,15 @@ def kind(request: pytest.FixtureRequest) -> type[nn.Module]:
     return request.param
 
 
+@pytest.fixture(params=LIMITS)
+def constraint(request: pytest.FixtureRequest) -> str:
+    """Any kind."""
+    return request.param
+
+
 @pytest.mark.parametrize("hard_eval", [False, True])
 def test_relax_in_training_and_evaluation(hard_eval, constraint, regularizer):
-    limit, smoothing, theta = LIMITS[constraint](), CLASSES[regularizer](0.5), scores(3, 4)
+    limit, smoothing, theta = LIMITS[constraint](), CLASSES[regularizer](0.5), scores(3, *event_of(constraint))
     layer = kgt.Relax(limit, smoothing, hard_eval=hard_eval)
     soft, hard = kg.relax(theta, limit, smoothing), kg.solve(theta, limit)
     assert not torch.equal(soft, hard)
@@ -60,7 +57,7 @@ def test_relax_in_training_and_evaluation(hard_eval, constraint, regularizer):
 
 
 def test_sample_in_training_and_evaluation(constraint, regularizer):
-    limit, theta = LIMITS[constraint](), 0.1 * scores(200, 4)
+    limit, theta = LIMITS[constraint](), 0.1 * scores(200, *event_of(constraint))
     support = kgt.SubsetDistribution(theta, limit, kg.Shannon()).support
     layer = kgt.Sample(limit, CLASSES[regularizer](), hard_eval=True)
     y = layer(theta)
@@ -71,14 +68,14 @@ def test_sample_in_training_and_evaluation(constraint, regularizer):
 
 
 def test_sample_repeats_for_a_generator(constraint, regularizer):
-    layer, theta = kgt.Sample(LIMITS[constraint](), CLASSES[regularizer](3.0)), scores(50, 4)
+    layer, theta = kgt.Sample(LIMITS[constraint](), CLASSES[regularizer](3.0)), scores(50, *event_of(constraint))
     first, again, other = (layer(theta, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 def test_sample_follows_the_global_generator(constraint):
-    layer, theta = kgt.Sample(LIMITS[constraint](), kg.Gini(3.0)), scores(50, 4)
+    layer, theta = kgt.Sample(LIMITS[constraint](), kg.Gini(3.0)), scores(50, *event_of(constraint))
     assert torch.equal(run(layer, theta), run(layer, theta))
     assert not torch.equal(layer(theta), layer(theta))
 
@@ -86,7 +83,10 @@ def test_sample_follows_the_global_generator(constraint):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_gradient_of_sample_is_that_of_relax(dtype, constraint, regularizer):
     limit, smoothing = LIMITS[constraint](), CLASSES[regularizer](2.0)
-    theta, z = scores(6, 4, dtype=dtype).requires_grad_(), scores(6, 4, seed=1, dtype=dtype)
+    theta, z = (
+        scores(6, *event_of(constraint), dtype=dtype).requires_grad_(),
+        scores(6, *event_of(constraint), seed=1, dtype=dtype),
+    )
     y = kgt.Sample(limit, smoothing)(theta)
     assert y.dtype == dtype
     assert ((y == 0) | (y == 1)).all()
@@ -97,8 +97,8 @@ def test_the_gradient_of_sample_is_that_of_relax(dtype, constraint, regularizer)
 
 
 def test_reductions(constraint, regularizer):
-    limit, smoothing, theta = LIMITS[constraint](), CLASSES[regularizer](), scores(2, 3, 4)
-    target = kg.solve(scores(2, 3, 4, seed=1), limit)
+    limit, smoothing, theta = LIMITS[constraint](), CLASSES[regularizer](), scores(2, 3, *event_of(constraint))
+    target = kg.solve(scores(2, 3, *event_of(constraint), seed=1), limit)
     losses = kg.fenchel_young_loss(theta, target, limit, smoothing)
     assert losses.shape == (2, 3)
     for reduction, expected in {"none": losses, "mean": losses.mean(), "sum": losses.sum()}.items():
@@ -149,15 +149,8 @@ def test_the_constraint_is_in_the_buffers(kind, constraint):
     assert not list(module.parameters())
 
 
-OTHERS = {
-    "top-k": kg.TopK(3),
-    "knapsack": kg.Knapsack([1, 1, 2, 1], 2),
-    "at least": kg.Knapsack([1, 1, 2, 1], 3, at_least=3),
-}
-
-
 def test_state_dict_round_trip_changes_the_constraint(kind, constraint):
-    theta = scores(3, 4)
+    theta = scores(3, *event_of(constraint))
     source, target = kind(OTHERS[constraint], kg.Gini(2.0)), kind(LIMITS[constraint](), kg.Gini(2.0))
     assert not torch.equal(run(source, theta), run(target, theta))
     buffer = io.BytesIO()
@@ -177,7 +170,7 @@ def test_loading_leaves_the_constraint_that_was_given_alone(kind, constraint):
 
 
 def test_a_parent_loads_the_constraint_of_its_child(constraint):
-    theta = scores(3, 4)
+    theta = scores(3, *event_of(constraint))
     source, target = (nn.Sequential(kgt.Relax(x, kg.Gini())) for x in (OTHERS[constraint], LIMITS[constraint]()))
     target.load_state_dict(source.state_dict())
     assert torch.equal(target(theta), source(theta))
@@ -208,6 +201,14 @@ def test_a_bad_state_dict_is_refused():
         ({"gamma": torch.tensor(-1.0)}, "gamma must be positive, got -1.0"),
         ({"gamma": torch.tensor(torch.nan)}, "gamma must be positive, got nan"),
         ({"gamma": torch.ones(3)}, "size mismatch for gamma"),
+        ({"units": [[0.5, 0.0, 1.0]]}, r"units must be a real tensor \(1, 3, .*got list"),
+        ({"units": np.array([[0.5, 0.0, 1.0]])}, "units must be a real tensor .*got ndarray"),
+        ({"units": torch.ones(1, 3, dtype=torch.complex64)}, "units must be a real tensor .*got torch.complex64"),
+        ({"units": torch.empty(1, 3, device="meta")}, "units is on the meta device"),
+        ({"units": torch.ones(3)}, r"units must have the shape \(1, 3, .*got \(3,\)"),
+        ({"units": torch.ones(2, 3)}, r"units must have the shape \(1, 3, .*got \(2, 3\)"),
+        ({"units": torch.tensor([[-0.5, 0.0, 1.0]])}, r"units must be positive and finite, got .*-0\.5"),
+        ({"units": torch.tensor([[0.5, torch.nan, 1.0]])}, "units must be positive and finite, got .*nan"),
     ],
 )
 def test_what_is_refused_is_refused_whole(change, message):
@@ -236,7 +237,7 @@ def test_two_names_of_the_random_source():
 
 
 def test_assigning_a_constraint(kind, constraint):
-    theta, module = scores(3, 4), kind(LIMITS[constraint](), kg.Gini(2.0))
+    theta, module = scores(3, *event_of(constraint)), kind(LIMITS[constraint](), kg.Gini(2.0))
     before = run(module, theta)
     module.constraint = OTHERS[constraint]
     fresh = kind(OTHERS[constraint], kg.Gini(2.0))
@@ -271,7 +272,7 @@ def _saved_and_loaded(module: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 def test_copies(how, used, kind, constraint):
-    theta, gamma = scores(3, 4), nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+    theta, gamma = scores(3, *event_of(constraint)), nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
     module = kind(LIMITS[constraint](), kg.Tsallis(gamma)).eval()
     if used:
         run(module, theta)
@@ -294,14 +295,14 @@ def test_to_a_dtype_and_device(dtype, kind, constraint):
     assert buffers.pop("gamma").dtype == dtype
     assert set(buffers) == BUFFERS[constraint]
     assert {buffer.dtype for buffer in buffers.values()} == {torch.int64}
-    theta = scores(3, 4, dtype=dtype)
+    theta = scores(3, *event_of(constraint), dtype=dtype)
     result = run(module, theta)
     assert result.dtype == dtype
     assert torch.equal(result, run(kind(LIMITS[constraint](), kg.Gini(0.5)), theta))
 
 
 def test_a_gamma_for_each_instance_is_a_buffer(constraint):
-    gamma, theta = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64), scores(3, 4)
+    gamma, theta = torch.tensor([0.2, 1.0, 5.0], dtype=torch.float64), scores(3, *event_of(constraint))
     layer = kgt.Relax(LIMITS[constraint](), kg.Gini(gamma))
     assert torch.equal(layer.state_dict()["gamma"], gamma)
     expected = [kg.relax(row, LIMITS[constraint](), kg.Gini(float(g))) for row, g in zip(theta, gamma)]
@@ -309,7 +310,7 @@ def test_a_gamma_for_each_instance_is_a_buffer(constraint):
 
 
 def test_gamma_is_a_parameter_and_learns(constraint, regularizer):
-    limit, theta = LIMITS[constraint](), scores(8, 4)
+    limit, theta = LIMITS[constraint](), scores(8, *event_of(constraint))
     gamma = nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
     layer = kgt.Relax(limit, CLASSES[regularizer](gamma))
     assert [name for name, _ in layer.named_parameters()] == ["gamma"]
@@ -342,16 +343,17 @@ def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], features: 
     return history
 
 
-def decisions(limit: Any) -> tuple[Tensor, Tensor]:
+def decisions(constraint: str) -> tuple[Any, nn.Module, Tensor, Tensor]:
+    """A constraint, a model that gives scores, features, and the decisions of another model."""
+    torch.manual_seed(0)
+    limit, unflatten = LIMITS[constraint](), nn.Unflatten(-1, event_of(constraint))
     features = scores(64, 3, dtype=torch.float32)
-    return features, kg.solve(features @ scores(3, 4, seed=5, dtype=torch.float32), limit)
+    target = kg.solve(unflatten(features @ scores(3, 4, seed=5, dtype=torch.float32)), limit)
+    return limit, nn.Sequential(nn.Linear(3, 4), unflatten), features, target
 
 
 def test_training_with_the_loss(constraint, regularizer):
-    torch.manual_seed(0)
-    limit = LIMITS[constraint]()
-    features, target = decisions(limit)
-    model = nn.Linear(3, 4)
+    limit, model, features, target = decisions(constraint)
     history = train(model, kgt.FenchelYoungLoss(limit, CLASSES[regularizer](0.5)), features, target)
     assert history[-1] < 0.5 * history[0]
     assert (kg.solve(model(features), limit) == target).float().mean() > 0.9
@@ -359,33 +361,29 @@ def test_training_with_the_loss(constraint, regularizer):
 
 @pytest.mark.parametrize("layer", ["Relax", "Sample"])
 def test_training_through_a_layer(layer, constraint):
-    torch.manual_seed(0)
-    limit = LIMITS[constraint]()
-    features, target = decisions(limit)
-    model = nn.Sequential(nn.Linear(3, 4), MODULES[layer](limit, kg.Shannon(0.5)))
-    history = train(model, lambda y, target: (y - target).square().sum(-1).mean(), features, target)
+    limit, model, features, target = decisions(constraint)
+    model = nn.Sequential(model, MODULES[layer](limit, kg.Shannon(0.5)))
+    history = train(model, lambda y, target: (y - target).square().flatten(1).sum(-1).mean(), features, target)
     assert np.mean(history[-5:]) < 0.5 * history[0]
 
 
 def test_autocast(kind, constraint):
-    torch.manual_seed(0)
-    limit, linear = LIMITS[constraint](), nn.Linear(3, 4)
-    features, target = decisions(limit)
-    module = kind(limit, kg.Gini())
+    limit, model, features, target = decisions(constraint)
+    module, weight = kind(limit, kg.Gini()), model[0].weight
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        theta = linear(features)
+        theta = model(features)
         result = module(theta, target) if kind is kgt.FenchelYoungLoss else (module(theta) * target).sum()
     assert theta.dtype == torch.bfloat16
     result.backward()
-    half = linear.weight.grad.clone()
+    half = weight.grad.clone()
     assert half.dtype == torch.float32
     assert half.isfinite().all()
     if kind is not kgt.Sample:
-        linear.zero_grad()
-        theta = linear(features)
+        model.zero_grad()
+        theta = model(features)
         result = module(theta, target) if kind is kgt.FenchelYoungLoss else (module(theta) * target).sum()
         result.backward()
-        assert (half - linear.weight.grad).norm() < 0.1 * linear.weight.grad.norm()
+        assert (half - weight.grad).norm() < 0.1 * weight.grad.norm()
 
 
 def test_a_constraint_given_to_the_call_stands_in():
@@ -483,10 +481,13 @@ def test_modules_made_on_the_meta_device_load(kind):
 # From soft to hard.
 
 
-@pytest.mark.parametrize("constraint", LIMITS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_straight_through_is_hard_forwards_and_relaxed_backwards(constraint, dtype):
-    limit, theta, z = LIMITS[constraint](), scores(3, 4).to(dtype), scores(3, 4, seed=1).to(dtype)
+    limit, theta, z = (
+        LIMITS[constraint](),
+        scores(3, *event_of(constraint)).to(dtype),
+        scores(3, *event_of(constraint), seed=1).to(dtype),
+    )
     hard, soft = theta.clone().requires_grad_(), theta.clone().requires_grad_()
     gammas = [nn.Parameter(torch.tensor(0.7, dtype=torch.float64)) for _ in range(2)]
     y = kgt.Relax(limit, kg.Shannon(gammas[0]), straight_through=True)(hard)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import interpreter
-import numpy as np
 import pytest
 
 from knapgrad.kernels.numba import threads
@@ -20,8 +19,9 @@ def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poisoned(*arguments: Any) -> Any:
         memory = plain(*arguments)
-        for buffer in memory.buffers:
-            buffer.fill(np.nan if buffer.dtype.kind == "f" else 1)
+        frame = memory.frame.copy()
+        memory.frame.base.fill(0xFF)  # NaN in every type, and -1
+        memory.frame[:] = frame
         return memory
 
     monkeypatch.setattr(threads, "scratch", poisoned)

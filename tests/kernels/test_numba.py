@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from backends import TOLERANCES
 from instances import CONSTRAINTS, problems
 from knapgrad import reference
-from knapgrad.kernels import numba
-from knapgrad.kernels.numba import bands, launch, paths, sweeps
+from knapgrad.kernels import numba, operations
+from knapgrad.kernels.numba import bands, frames, launch, layout, paths, sweeps, threads
+from knapgrad.kernels.numba.groups import Batch as Group
 from knapgrad.lattice import INFEASIBLE, Lattice, lattice_of
 from knapgrad.regularizers import REGULARIZERS as CLASSES
 from oracles import LONG_IS_LONGER, REGULARIZERS, Limits, feasible, long_table, long_vjp, subsets
@@ -130,7 +131,8 @@ def bands_of(batch: Batch, dtype: str, in_lanes: bool) -> np.ndarray:
     slack = None if batch.at_least is None else batch.capacity - batch.at_least
     whole = Lattice(batch.weights, batch.capacity, slack, 0, 0)  # no capacity is cut to the total weight
     theta = batch.theta.astype(dtype)
-    group = launch._batch(theta, whole, True, False, 0)[0]._replace(theta=theta, stride=width if in_lanes else 1)
+    limits = launch._limits(whole, theta.shape, operations.OPERATIONS["operator"])
+    group = Group(theta, *limits, np.ones(1), width if in_lanes else 1, None, None, 0, 0, 0, True, False, 0)
     found = np.full((n + 1, bands.COLUMNS), -(10**6))
     reach, cells = bands.measure(group, width, found)
     assert reach == batch.capacity.max() and cells == (found[:n, bands.END] * width).sum()
@@ -505,6 +507,47 @@ def test_an_unknown_regularizer_is_an_error(name):
         OPERATIONS[name](batch.theta, *batch.constants("softmax"))
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_table_of_operations_says_what_comes_back(name):
+    batch = batch_of("knapsack", 3, 4, "float64")
+    lattice, *problem = batch.constants("gini")
+    found = OPERATIONS[name](batch.theta, lattice, *problem)
+    row = operations.OPERATIONS[name]
+    found, names = (found if isinstance(found, tuple) else (found,)), row.results
+    if name in ("entropy_grad", "log_prob_vjp"):  # the gradient alone
+        names, row = ("y",), row._replace(is_sampled=False)
+    expected = [
+        row.shape_of(array, batch.theta.shape, lattice.reach, samples=2) for array in names if array != "tables"
+    ]
+    assert [x.shape for x in found[: len(expected)]] == expected
+
+
+def test_each_operation_has_one_plan():
+    """Whatever asks for it: gradients, values and selections share one where they can."""
+    batch = batch_of("knapsack", 3, 4, "float64")
+    lattice, *problem = batch.constants("gini")
+    for _ in range(2):
+        numba.operator(batch.theta, lattice, *problem)
+        numba.relax(batch.theta, lattice, *problem)
+        numba.vjp(batch.theta, batch.theta, lattice, *problem)
+    assert [key[0] for key in lattice.memo] == ["operator", "vjp"]
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 0, 0), (1, 1, 1, 1), (55, 123, 1000, 77), (8, 16, 64, 128)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_buffers_are_on_cache_lines_of_their_own(sizes, dtype):
+    """A vector across two lines takes twice as long."""
+    memory = threads.Memory(np.dtype(dtype), sizes)
+    frame, bytes_of_items = memory.frame.tolist(), (8, 8, np.dtype(dtype).itemsize, np.dtype(dtype).itemsize)
+    begins = [frame[frames.ITSELF], *(frame[at] for at in (frames.INTEGERS, frames.WIDE, frames.NARROW, frames.TABLE))]
+    lengths = [8 * frames.SCRATCH, *(size * length for size, length in zip(bytes_of_items, sizes))]
+    assert all(begin % layout.LINE == 0 for begin in begins)
+    assert all(begin + length <= later for begin, length, later in zip(begins, lengths, begins[1:]))
+    block = memory.frame.base
+    assert frames.address(block) <= begins[0] and begins[-1] + lengths[-1] <= frames.address(block) + len(block)
+    assert frame[1:8:2] == [*sizes[:3], 1]  # rows of the table
+
+
 def test_an_unknown_direction_is_an_error():
     with pytest.raises(KeyError, match="sideways"):
         launch.direction_of("sideways")
@@ -575,7 +618,7 @@ def test_every_state_on_a_way_back_is_inside_a_band(in_lanes, dtype, data):
         V, _ = reference.tables(theta, lattice, CLASSES["gini"])
         states = {lattice.capacity}
         for i in reversed(range(n)):
-            settled = {c: bands.settled.py_func(c, found, i) for c in states}
+            settled = {c: bands.settle.py_func(c, knee[i], top[i], found[n, bands.KNEE]) for c in states}
             for c, same in settled.items():
                 assert V[i + 1, c] in (V[i + 1, same], INFEASIBLE), (i, c, same)
             states = set(settled.values())

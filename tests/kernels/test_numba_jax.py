@@ -14,12 +14,14 @@ import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
+from jax import export  # noqa: E402
 
 import knapgrad as kg  # noqa: E402
 from knapgrad.jax import backend as jax_backend  # noqa: E402
-from knapgrad.kernels import numba  # noqa: E402
+from knapgrad.kernels import jax_calls, jax_scan, numba  # noqa: E402
 from knapgrad.kernels.jax_scan import float64  # noqa: E402
 from knapgrad.kernels.numba import from_jax, handlers, tasks, xla  # noqa: E402
+from knapgrad.kernels.operations import OPERATIONS  # noqa: E402
 from knapgrad.numpy import backend as numpy_backend  # noqa: E402
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="kernels of the CPU")
@@ -37,6 +39,7 @@ CONSTRAINTS: dict[str, Any] = {
     "budgets of each": kg.MultiKnapsack(RNG.integers(0, 4, (3, 2, 5, 9)), RNG.integers(2, 7, (3, 2, 5))),
 }
 REGULARIZERS = ("shannon", "gini", "tsallis")
+NAMES = sorted({name for name, row in OPERATIONS.items() if row.kernel and hasattr(jax_scan, name)} - {"tabulate"})
 
 
 @pytest.fixture(params=CONSTRAINTS.values(), ids=CONSTRAINTS)
@@ -74,19 +77,14 @@ def both(name: str, constraint: Any, theta: np.ndarray, regularizer: str, extra:
     return found, expected
 
 
-def extra_shapes(name: str, flat: np.ndarray, lattice: Any) -> list[tuple[int, ...]]:
-    return {
-        "vjp": [flat.shape],
-        "sample": [(4, *flat.shape)],
-        "log_prob": [(4, *flat.shape)],
-        "frontier_vjp": [(*flat.shape[:-1], lattice.reach + 1)],
-    }.get(name, [])
+def extra_shapes(name: str, flat: Any, lattice: Any) -> list[tuple[int, ...]]:
+    return [OPERATIONS[name].shape_of(x, flat.shape, lattice.reach, samples=4) for x in OPERATIONS[name].extras]
 
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-@pytest.mark.parametrize("name", tasks.OPERATIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_xla_gets_what_python_gets(name, constraint, regularizer, dtype):
     with float64(dtype == np.float64):
         found, expected = both(name, constraint, scores(constraint, dtype), regularizer)
@@ -95,7 +93,7 @@ def test_xla_gets_what_python_gets(name, constraint, regularizer, dtype):
         np.testing.assert_array_equal(x, y.astype(dtype))
 
 
-@pytest.mark.parametrize("name", [name for name in tasks.OPERATIONS if "frontier" not in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if "frontier" not in name])
 def test_what_is_infeasible_is_nan_alone(name):
     theta = jnp.asarray(RNG.normal(size=(4, 3)), jnp.float32)
     limit = kg.Knapsack([1, 2, 2], [3, 5, 5, 3], at_least=[3, 0, 4, 0])
@@ -187,6 +185,63 @@ def test_without_the_handler_the_scan_is_used(monkeypatch):
         jax.clear_caches()
 
 
+def everything(theta: Any, constraint: Any) -> Any:
+    smoothing = kg.Gini(0.5)
+    y = kg.sample(theta, constraint, smoothing, rng=jax.random.key(0))
+    results = [
+        kg.value(theta, constraint, smoothing),
+        kg.relax(theta, constraint, smoothing),
+        kg.solve(theta, constraint),
+        kg.entropy(theta, constraint, smoothing),
+        kg.log_prob(theta, y, constraint, smoothing),
+        kg.frontier(theta, constraint, smoothing),
+    ]
+    for operation in (kg.relax, kg.entropy, kg.frontier):
+        results.append(jax.grad(lambda theta, f=operation: f(theta, constraint, smoothing).sum())(theta))
+    return [y, *results, jax.vmap(lambda theta: kg.relax(theta, constraint, smoothing))(theta)]
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("the scan is traced")
+
+
+@pytest.mark.parametrize("kind", ["knapsack", "choices", "budgets"])
+def test_the_scan_is_traced_for_other_platforms_only(kind, monkeypatch):
+    constraint = CONSTRAINTS[kind]
+    theta = jnp.asarray(np.where(np.isinf(x := scores(constraint)), -1.0, x))
+    traced = jax.jit(lambda theta: everything(theta, constraint)).trace(theta)
+    found = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "knapgrad" not in found and found.count("stablehlo.while") >= 20  # one for each sweep of the 11 results
+    monkeypatch.setattr(jax_scan, "_fill", refuse)
+    found = traced.lower().as_text()
+    assert f"knapgrad_{from_jax.KINDS[from_jax.kind_of(constraint.lattice(9))]}" in found
+    with pytest.raises(AssertionError, match="the scan is traced"):
+        traced.lower(lowering_platforms=("tpu",))
+
+
+def test_code_for_several_platforms_runs_here():
+    constraint = CONSTRAINTS["knapsack"]
+    theta = jnp.asarray(scores(constraint))
+    relax = jax.jit(lambda theta: kg.relax(theta, constraint, kg.Tsallis(0.5)))
+    allowed = [export.DisabledSafetyCheck.custom_call("knapgrad_items")]
+    exported = export.export(relax, platforms=["cpu", "cuda"], disabled_checks=allowed)(theta)
+    np.testing.assert_array_equal(exported.call(theta), relax(theta))
+
+
+def test_a_version_of_jax_that_traces_every_scan(monkeypatch):
+    constraint = CONSTRAINTS["top-k"]
+    theta = jnp.asarray(scores(constraint, np.float32, 3))
+    expected = kg.relax(theta, constraint, kg.Gini(0.6))
+    monkeypatch.setattr(jax_calls, "_late", None)
+    jax.clear_caches()
+    np.testing.assert_array_equal(kg.relax(theta, constraint, kg.Gini(0.6)), expected)
+    monkeypatch.setattr(jax_scan, "_fill", refuse)
+    jax.clear_caches()
+    with pytest.raises(AssertionError, match="the scan is traced"):
+        kg.relax(theta, constraint, kg.Gini(0.6))
+    jax.clear_caches()
+
+
 def test_a_task_that_is_not_in_the_table_is_an_error():
     constraint = CONSTRAINTS["knapsack"]
     theta = jnp.asarray(scores(constraint, np.float32, 7))
@@ -241,7 +296,7 @@ def test_threads_may_trace_first_calls_at_the_same_time():
 
 def test_each_task_has_its_own_file_on_disk():
     """Numba's index has no lock: two processes that save two functions of one name write the same file."""
-    one, other = (tasks._compiled(name, "float32", False) for name in ("value", "operator"))
+    one, other = (tasks._compiled(name, "float32", 0) for name in ("operator", "tangent"))
     files = [getattr(x._cache, "_cache_file", None) for x in (one, other)]
     assert None not in files and files[0]._index_path != files[1]._index_path
 

@@ -19,9 +19,10 @@ import pytest
 
 import knapgrad as kg
 from knapgrad.kernels.numba import threads
+from knapgrad.regularizers import REGULARIZERS as CLASSES
 from oracles import REGULARIZERS
 
-SMOOTHINGS = {"shannon": kg.Shannon(0.8), "gini": kg.Gini(0.8), "tsallis": kg.Tsallis(0.8)}
+SMOOTHINGS = {name: make(0.8) for name, make in CLASSES.items()}
 
 
 def jobs() -> list[Callable[[], np.ndarray]]:
@@ -237,9 +238,69 @@ def test_a_child_that_is_forked_while_another_thread_compiles():
     assert done.stdout.strip() == "0", done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("who", ["main", "importing"])
+@pytest.mark.parametrize(
+    "module, use",
+    [
+        ("numpy.backend", "kg.solve(numpy.ones(3), kg.TopK(2))"),
+        ("torch.backend", "kg.solve(torch.ones(3), kg.TopK(2))"),
+        ("torch.modules", "kg.torch.Relax"),
+        ("jax.backend", "kg.backends.load('jax').solve"),
+    ],
+)
+def test_a_child_that_is_forked_while_another_thread_imports(module, use, who):
+    """What a call imports when it is first made: the child would wait for ever for the end of that import. The thread
+    that imports may fork too."""
+    framework = module.split(".")[0]
+    pytest.importorskip(framework)
+    code = f"""
+        import os, signal, sys, threading, time, warnings
+        import knapgrad as kg
+        import {framework}
+
+        importing, codes = threading.Event(), []
+
+        def fork(child_does):
+            warnings.simplefilter("ignore")
+            if child := os.fork():
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            else:
+                signal.alarm(60)
+                child_does()
+                os._exit(0)
+
+        class Slow:
+            def find_spec(name, *_):
+                if name == "knapgrad.{module}" and not importing.is_set():
+                    importing.set()
+                    if "{who}" == "main":
+                        time.sleep(1)
+                    else:
+                        fork(lambda: None)
+
+        sys.meta_path.insert(0, Slow)
+        thread = threading.Thread(target=lambda: {use})
+        thread.start()
+        importing.wait()
+        if "{who}" == "main":
+            fork(lambda: {use})
+        thread.join()
+        print(codes)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=200)
+    assert done.stdout.strip() == "[0]", done.stderr
+
+
+CALLS = {
+    "a sweep": ("kg.relax(theta, budget, kg.Gini())", [1, 2]),
+    "random numbers": ("kg.sample(theta[:9], budget, kg.Gini(), num_samples=10**6, rng=0)", [1]),
+}
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_interrupt_stops_all_threads(count):
+@pytest.mark.parametrize(("call", "count"), [(call, count) for call, counts in CALLS.values() for count in counts])
+def test_an_interrupt_stops_all_threads(call, count):
     """The call would take seconds. On busy cores the interrupt took up to 0.1 s, and the exit from 0.3 to 0.9 s."""
     code = f"""
         import os, signal, threading, time
@@ -257,7 +318,7 @@ def test_an_interrupt_stops_all_threads(count):
 
         threading.Thread(target=interrupt).start()
         try:
-            kg.relax(theta, budget, kg.Gini())
+            {call}
         except KeyboardInterrupt:
             print(time.time())
     """

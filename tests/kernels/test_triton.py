@@ -10,11 +10,12 @@ import pytest
 
 import knapgrad as kg
 from backends import TOLERANCES
-from instances import CONSTRAINTS, EDGES, Problem, lattice
+from instances import CONSTRAINTS, EDGES, Problem
 from knapgrad import reference
 from knapgrad.constraints import base
-from knapgrad.lattice import Lattice
+from knapgrad.lattice import FEASIBLE, Lattice
 from knapgrad.regularizers import REGULARIZERS as CLASSES
+from knapgrad.regularizers import Hard
 from oracles import LONG_IS_LONGER, chi_square_p_value, long_table, subsets
 
 torch = pytest.importorskip("torch")
@@ -24,11 +25,11 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from torch.func import jacrev, vmap  # noqa: E402
 
 import knapgrad.torch as kgt  # noqa: E402
-from knapgrad.kernels.triton import choices, from_torch, plan  # noqa: E402
+from knapgrad.kernels.triton import from_torch, plan, variants  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = ("float32", "float64")
-SMOOTHINGS = {"shannon": kg.Shannon, "gini": kg.Gini, "tsallis": kg.Tsallis}
+SMOOTHINGS = CLASSES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")  # of the interpreter's NumPy
 
@@ -113,17 +114,23 @@ def on_device(plain: Lattice) -> Lattice:
     return plain.replace(weights=tensor(plain.weights, "int64"), capacity=tensor(plain.capacity, "int64"), slack=slack)
 
 
+def columns_of(problem: Problem) -> np.ndarray:
+    """Scores (*batch, columns) as kernels take them."""
+    theta = problem.columns(problem.theta)
+    return theta.reshape(*problem.batch, theta.shape[-1])
+
+
 class Call:
     """The kernels on one problem, with further arguments from a seed."""
 
     def __init__(self, problem: Problem, regularizer: str, dtype: str, samples: int = 3) -> None:
-        rng = np.random.default_rng(5)
-        self.theta = tensor(problem.theta, dtype)
-        self.lattice, self.regularizer = on_device(problem.constraint.lattice(problem.n)), regularizer
+        rng, theta = np.random.default_rng(5), columns_of(problem)
+        self.theta = tensor(theta, dtype)
+        self.lattice, self.regularizer = on_device(problem.constraint.lattice(theta.shape[-1])), regularizer
         gamma = torch.tensor(problem.gamma, dtype=torch.float64)
         self.gamma = gamma.to(DEVICE) if gamma.dim() else gamma  # a number stays on the host
-        self.z = tensor(rng.standard_normal(problem.theta.shape), dtype)
-        self.uniforms = tensor(rng.random((samples, *problem.theta.shape)) * 0.999, dtype)
+        self.z = tensor(rng.standard_normal(theta.shape), dtype)
+        self.uniforms = tensor(rng.random((samples, *theta.shape)) * 0.999, dtype)
         self.cotangent = tensor(rng.standard_normal((samples, *problem.batch)), dtype)
         self.y = torch.zeros_like(self.uniforms)
 
@@ -162,6 +169,9 @@ class Call:
     def log_prob_vjp(self) -> Tensor:
         return from_torch.log_prob_vjp(self.theta, self.y, self.cotangent, *self.constants)
 
+    def frontier(self) -> Tensor:
+        return from_torch.frontier(self.theta, *self.constants)
+
 
 #: operation -> its result, with the batch in front
 RESULTS: dict[str, Callable[[Call], Tensor]] = {
@@ -177,6 +187,7 @@ RESULTS: dict[str, Callable[[Call], Tensor]] = {
     "log_prob": lambda call: call.log_prob().movedim(0, -1),
     "log_prob_vjp": Call.log_prob_vjp,
 }
+EVERY = {**RESULTS, "frontier": Call.frontier}
 
 
 def problem_of(constraint: str, batch: int = 2, n: int = 5, seed: int = 0) -> Problem:
@@ -204,8 +215,19 @@ def assert_within(actual: Any, expected: Any, tolerance: float, scale: float = 0
 
 def rows_of(problem: Problem, regularizer: str) -> Iterator[tuple[np.ndarray, tuple[Any, ...]]]:
     """theta / gamma of each instance, and what the reference takes after it."""
-    for theta, weights, limits, gamma in problem.rows():
-        yield theta / gamma, (lattice(weights, limits), CLASSES[regularizer])
+    theta, gammas = problem.columns(problem.theta), problem.each(problem.gamma)
+    whole = problem.constraint.lattice(theta.shape[-1])
+    weights = np.broadcast_to(whole.weights, (*problem.batch, theta.shape[-1])).reshape(theta.shape)
+    capacity, slack = problem.each(whole.capacity), None if whole.slack is None else problem.each(whole.slack)
+    for b in range(problem.size):
+        own = whole.replace(weights=weights[b], capacity=capacity[b], slack=None if slack is None else slack[b])
+        yield theta[b] / gammas[b], (own, Hard if regularizer == "hard" else CLASSES[regularizer])
+
+
+def by_instance(x: Any, *shape: int) -> np.ndarray:
+    """With those dimensions and one more, also if there are no instances."""
+    numbers = host(x)
+    return numbers.reshape(*shape, numbers.size // max(int(np.prod(shape)), 1))
 
 
 def check_sweeps(problem: Problem, regularizer: str, dtype: str) -> None:
@@ -213,98 +235,138 @@ def check_sweeps(problem: Problem, regularizer: str, dtype: str) -> None:
     problem, tolerance = problem.rounded(dtype), TOLERANCES[dtype]
     call = Call(problem, regularizer, dtype)
     value, y = call.operator()
-    results = {"vjp": call.vjp(), "entropy": call.entropy(), "entropy_grad": call.entropy_grad(), "y": y}
+    results = {"y": y, "vjp": call.vjp(), "entropy": call.entropy(), "entropy_grad": call.entropy_grad()}
     assert value.dtype == torch.float64 and value.shape == problem.batch
     assert all(x.dtype == call.theta.dtype for x in results.values())
-    assert y.shape == results["vjp"].shape == results["entropy_grad"].shape == problem.theta.shape
-    values, entropies = host(value).reshape(-1), host(results["entropy"]).reshape(-1)
-    z = problem.flat(host(call.z))
-    flat = {name: problem.flat(host(results[name])) for name in ("y", "vjp", "entropy_grad")}
+    assert y.shape == results["vjp"].shape == results["entropy_grad"].shape == call.theta.shape
+    found = {name: by_instance(x, problem.size) for name, x in {"value": value, "z": call.z, **results}.items()}
     for b, (theta, arguments) in enumerate(rows_of(problem, regularizer)):
         expected, expected_y = reference.operator(theta, *arguments)
         largest = np.abs(theta[np.isfinite(theta)]).max(initial=1.0)
-        assert_within(values[b], expected, tolerance.value, largest, "value")
-        assert np.abs(flat["y"][b] - expected_y).max(initial=0.0) <= tolerance.relax, (flat["y"][b], expected_y)
-        product = reference.vjp(theta, z[b], *arguments)
-        assert_within(flat["vjp"][b], product, tolerance.vjp, np.abs(z[b]).max(initial=0.0) / 10, "vjp")
+        assert_within(found["value"][b], expected, tolerance.value, largest, "value")
+        assert np.abs(found["y"][b] - expected_y).max(initial=0.0) <= tolerance.relax, (found["y"][b], expected_y)
+        z = found["z"][b]
+        product = reference.vjp(theta, z, *arguments)
+        assert_within(found["vjp"][b], product, tolerance.vjp, np.abs(z).max(initial=0.0) / 10, "vjp")
         expected, slope = reference.entropy(theta, *arguments)
-        assert_within(entropies[b], expected, tolerance.value, 1.0, "entropy")
-        assert_within(flat["entropy_grad"][b], slope, tolerance.vjp, 1.0, "entropy_grad")
+        assert_within(found["entropy"][b], expected, tolerance.value, 1.0, "entropy")
+        assert_within(found["entropy_grad"][b], slope, tolerance.vjp, 1.0, "entropy_grad")
 
 
 def check_paths(problem: Problem, regularizer: str, dtype: str) -> None:
-    """Samples, their log-probabilities and the optimum."""
+    """Samples, their log-probabilities, the optimum and the mode; also from a table that is kept."""
     problem, tolerance = problem.rounded(dtype), TOLERANCES[dtype]
     call = Call(problem, regularizer, dtype)
-    drawn, best = call.sample(), call.solve()
+    drawn, best, table = call.sample(), call.solve(), call.tabulate()[2]
+    assert torch.equal(call.sample(table), drawn)
     call.y = drawn
     log_prob = call.log_prob()
+    assert torch.equal(call.log_prob(table), log_prob)
     assert drawn.dtype == best.dtype == log_prob.dtype == call.theta.dtype
-    assert drawn.shape == call.uniforms.shape and best.shape == problem.theta.shape
+    assert drawn.shape == call.uniforms.shape and best.shape == call.theta.shape
     assert log_prob.shape == drawn.shape[:-1]
-    assert problem.allows(host(drawn)) and problem.allows(host(best))
-    drawn, uniforms = (host(x).reshape(len(x), problem.size, problem.n) for x in (drawn, call.uniforms))
-    log_prob, best = host(log_prob).reshape(len(log_prob), problem.size), problem.flat(host(best))
+    whole = [problem.constraint.whole(host(x), problem.event) for x in (drawn, best)]
+    assert problem.allows(whole[0]) and problem.allows(whole[1])
+    drawn, uniforms, log_prob = (by_instance(x, len(x), problem.size) for x in (drawn, call.uniforms, log_prob))
+    best, mode = (by_instance(x, problem.size) for x in (best, call.mode()))
     for b, (theta, arguments) in enumerate(rows_of(problem, regularizer)):
         expected = reference.solve(theta, arguments[0])
         assert theta[best[b] == 1].sum() == pytest.approx(theta[expected == 1].sum(), rel=1e-12, abs=1e-12)
+        likely = reference.log_prob(theta, mode[b], *arguments)
         for s in range(len(drawn)):
             np.testing.assert_array_equal(drawn[s, b], reference.sample(theta, uniforms[s, b], *arguments))
             expected = reference.log_prob(theta, drawn[s, b], *arguments)
-            rounding = 16 * problem.n * np.finfo(dtype).eps * np.exp(-expected)
-            assert abs(log_prob[s, b] - expected) <= tolerance.log_prob * max(1.0, abs(expected)) + rounding
+            rounding = 16 * max(problem.n, 1) * np.finfo(dtype).eps * np.exp(-expected)
+            assert abs(log_prob[s, b, 0] - expected) <= tolerance.log_prob * max(1.0, abs(expected)) + rounding
+            assert likely >= expected - 1e-4
 
 
-@pytest.mark.thinned(3)
-def test_sweeps_against_the_reference(dtype, path, regularizer, constraint):
-    check_sweeps(problem_of(constraint), regularizer, dtype)
-
-
-@pytest.mark.thinned(3)
-def test_paths_against_the_reference(dtype, path, regularizer, constraint):
-    check_paths(problem_of(constraint, seed=1), regularizer, dtype)
-
-
-def test_a_kept_table_gives_the_same(path, constraint):
-    regularizer = any_regularizer(path, constraint)
-    call = Call(problem_of(constraint, n=4), regularizer, "float32" if constraint == "top-k" else "float64")
-    value, y = call.operator()
-    again, mean, table = call.tabulate()
-    torch.testing.assert_close(again, value, rtol=0, atol=0)
-    torch.testing.assert_close(mean, y, rtol=0, atol=8 * torch.finfo(y.dtype).eps)  # sums in another order
-    call.y = call.sample()
-    assert torch.equal(call.sample(table), call.y)
-    assert torch.equal(call.log_prob(table), call.log_prob())
-
-
-@pytest.mark.thinned(3)
-def test_log_prob_gradient_against_differences(dtype, path, regularizer, constraint):
-    problem = problem_of(constraint, n=4, seed=2).rounded(dtype)
+def check_log_prob_gradient(problem: Problem, regularizer: str, dtype: str) -> None:
+    """Against differences of the reference; what is never drawn, of the cotangent 0 that autograd gives it, counts
+    nothing."""
+    problem = problem.rounded(dtype)
     call = Call(problem, regularizer, dtype)
-    call.y = call.sample()
-    gradient, y, cotangent, step = host(call.log_prob_vjp()), host(call.y), host(call.cotangent), 1e-6
+    y, cotangent = call.sample(), call.cotangent
+    call.y, call.cotangent = torch.cat([y, 0 * y[:1]]), torch.cat([cotangent, 0 * cotangent[:1]])
+    gradient, y, cotangent = (host(x) for x in (call.log_prob_vjp(), y, cotangent))
     for b, (theta, arguments) in enumerate(rows_of(problem, regularizer)):
 
         def total(theta: np.ndarray) -> float:
             return sum(cotangent[s, b] * reference.log_prob(theta, y[s, b], *arguments) for s in range(len(y)))
 
-        shifts = step * np.eye(problem.n)
-        slopes = [(total(theta + shift) - total(theta - shift)) / (2 * step) for shift in shifts]
+        shifts = 1e-6 * np.eye(len(theta))
+        slopes = [(total(theta + shift) - total(theta - shift)) / 2e-6 for shift in shifts]
         assert_within(gradient[b], slopes, 1e-4 if dtype == "float32" else 1e-7, 1.0)
 
 
-@pytest.mark.thinned(3)
-def test_log_probs_of_all_selections(path, regularizer, constraint):
+def check_frontier(problem: Problem, regularizer: str, dtype: str = "float64", reach: int | None = None) -> None:
+    """And its gradient; in a table that may be wider than it needs to be."""
+    problem, tolerance = problem.rounded(dtype), TOLERANCES[dtype]
+    call = Call(problem, regularizer, dtype)
+    reach = call.lattice.reach if reach is None else reach
+    call.lattice = call.lattice.replace(reach=reach)
+    rows = call.frontier()
+    assert rows.shape == (*problem.batch, reach + 1) and rows.dtype == torch.float64
+    cotangent = np.random.default_rng(0).standard_normal(rows.shape)
+    gradient = from_torch.frontier_vjp(call.theta, tensor(cotangent, dtype), *call.constants)
+    assert gradient.shape == call.theta.shape and gradient.dtype == call.theta.dtype
+    for b, (theta, (lattice, smoothing)) in enumerate(rows_of(problem, regularizer)):
+        one = lattice.replace(capacity=reach, slack=None if lattice.slack is None else 0, reach=reach)
+        expected = reference.frontier(theta, one, smoothing)
+        feasible = expected > FEASIBLE
+        np.testing.assert_array_equal(np.isneginf(host(rows)[b]), ~feasible)
+        assert_within(host(rows)[b][feasible], expected[feasible], tolerance.value, 1.0)
+        slopes = reference.frontier_vjp(theta, np.where(feasible, cotangent[b], 0.0), one, smoothing)
+        assert_within(host(gradient)[b], slopes, 10 * tolerance.relax, 1.0)
+
+
+@pytest.mark.thinned(5)
+def test_sweeps_against_the_reference(dtype, path, regularizer, constraint):
+    check_sweeps(problem_of(constraint), regularizer, dtype)
+
+
+@pytest.mark.thinned(5)
+def test_paths_against_the_reference(dtype, path, regularizer, constraint):
+    check_paths(problem_of(constraint, seed=1), regularizer, dtype)
+
+
+def test_what_comes_with_a_table_is_the_same(path, constraint):
+    regularizer = any_regularizer(path, constraint)
+    call = Call(problem_of(constraint, n=4), regularizer, "float32" if constraint == "top-k" else "float64")
+    (value, y), (again, mean, _) = call.operator(), call.tabulate()
+    torch.testing.assert_close(again, value, rtol=0, atol=0)
+    torch.testing.assert_close(mean, y, rtol=0, atol=8 * torch.finfo(y.dtype).eps)  # sums in another order
+
+
+@pytest.mark.thinned(5)
+def test_log_prob_gradient_against_differences(dtype, path, regularizer, constraint):
+    check_log_prob_gradient(problem_of(constraint, n=4, seed=2), regularizer, dtype)
+
+
+def check_log_probs_of_all_selections(problem: Problem, regularizer: str) -> None:
     """-inf for what is infeasible; and the mode is the most probable of them."""
-    problem = problem_of(constraint, n=4, seed=3)
     call = Call(problem, regularizer, "float64")
-    call.y = tensor(problem.selections())
+    every = np.array(subsets(call.theta.shape[-1]), dtype=float)
+    call.y = tensor(np.repeat(every[:, None], problem.size, 1))
     log_prob, mode = host(call.log_prob()), host(call.mode())
-    for b, one in enumerate(problem.truths(regularizer)):
-        expected = np.array([one.log_prob(y) for y in subsets(problem.n)])
+    for b, (theta, arguments) in enumerate(rows_of(problem, regularizer)):
+        expected = np.array([reference.log_prob(theta, y, *arguments) for y in every])
         np.testing.assert_allclose(np.exp(log_prob[:, b]), np.exp(expected), rtol=1e-9, atol=1e-13)
         assert np.isneginf(log_prob[np.isneginf(expected), b]).all() or regularizer != "shannon"
-        assert one.log_prob(mode[b]) == pytest.approx(expected.max(), rel=1e-9, abs=1e-12)
+        best = reference.log_prob(theta, mode[b], *arguments)
+        assert best == pytest.approx(expected.max(), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.thinned(5)
+def test_log_probs_of_all_selections(path, regularizer, constraint):
+    check_log_probs_of_all_selections(problem_of(constraint, n=4, seed=3), regularizer)
+
+
+@pytest.mark.parametrize("regularizer", [*CLASSES, "hard"])
+@pytest.mark.parametrize("exactly", [False, True], ids=["at most", "exactly"])
+def test_frontiers(regularizer, exactly, limits):
+    theta, least = np.random.default_rng(0).standard_normal((2, 4)), 8 if exactly else 0
+    check_frontier(Problem(theta, [2, 4, 3, 40], 8, 0.5, at_least=least), regularizer, "float32")
 
 
 ODD = (
@@ -341,7 +403,7 @@ def test_the_edges(edge, path):
     check_paths(EDGES[edge], regularizer, "float32")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "edge, rows",
     [("everything for each instance", "wide"), ("batch of rank 3", "shared"), ("batch of rank 2", "narrow")],
@@ -353,7 +415,7 @@ def test_batches_of_more_dimensions(edge, rows, limits):
     check_paths(EDGES[edge], "gini", "float32")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("later", [False, True], ids=["sums at once", "sums at the end"])
 @pytest.mark.parametrize("constraint, rows", [("top-k", "narrow"), ("knapsack", "wide"), ("at least", "wide")])
 def test_sums_of_marginals_at_once_and_at_the_end(later, constraint, rows, limits):
@@ -364,7 +426,7 @@ def test_sums_of_marginals_at_once_and_at_the_end(later, constraint, rows, limit
         check_sweeps(problem_of(constraint, batch=1, n=n, seed=4), regularizer, "float64")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("at_least", [None, 3], ids=["knapsack", "at least"])
 @pytest.mark.parametrize("rows", ["wide", "shared"])
 def test_many_tiles(rows, at_least, limits):
@@ -406,7 +468,7 @@ def test_a_capacity_above_the_total_weight(path):
             torch.testing.assert_close(RESULTS[name](call), result, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("constraint, rows", [("knapsack", "narrow"), ("knapsack", "wide"), ("at least", "wide")])
 @pytest.mark.parametrize("operation", RESULTS)
 def test_one_program_for_all_instances(operation, constraint, rows, limits):
@@ -419,7 +481,7 @@ def test_one_program_for_all_instances(operation, constraint, rows, limits):
     assert torch.equal(RESULTS[operation](call), apart)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("constraint, items", [("at least", 0), ("knapsack", 2)])
 @pytest.mark.parametrize("operation", ["relax", "vjp", "entropy_grad", "sample", "log_prob_vjp"])
 def test_tables_filled_again_are_tables_kept_whole(operation, constraint, items, limits):
@@ -448,7 +510,7 @@ def test_parts_of_a_batch_that_shares_its_constants(at_least, limits):
     check_paths(problem, "tsallis", "float64")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_a_broken_instance_is_nan_alone(path):
     """NaN, plus infinity, and no feasible selection: a least weight that no items have, one above the total weight, and
     masks on the items that it takes; with clean instances between."""
@@ -467,7 +529,7 @@ def test_a_broken_instance_is_nan_alone(path):
         assert torch.equal(dirty[[0, 2]], clean[name][[0, 2]]), name
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("capacity, least", [(5, 0), (0, 0), (5, 5)])
 def test_a_nan_that_no_selection_has_is_its_instance(capacity, least, path):
     """Of an item that is too heavy, of which nothing is left in a table."""
@@ -502,7 +564,7 @@ def test_an_unknown_name_is_an_error(limits):
             with pytest.raises(KeyError, match="softmax"):
                 result(call)
     with pytest.raises(KeyError, match="sideways"):
-        choices.source("sideways")
+        variants.source("sideways")
 
 
 def test_memory_layout_does_not_matter(path):
@@ -539,6 +601,21 @@ def test_gamma_of_every_kind(path):
         assert np.isnan(value(torch.tensor(bad))).all()
         first, second = value(tensor([bad, 0.5]))
         assert np.isnan(first) and second == plain[1]
+
+
+@pytest.mark.parametrize("gamma", [0.7, np.array([0.7, 1.9])], ids=["a number", "of each instance"])
+def test_what_is_kept_with_a_lattice_knows_neither_theta_nor_gamma(gamma, path):
+    plain = problem_of("knapsack", batch=2, n=3)
+    problems = [
+        Problem(x, plain.weights, plain.capacity, y) for x, y in ((plain.theta, gamma), (-plain.theta, 2 * gamma))
+    ]
+    call, other = (Call(problem, "gini", "float64") for problem in problems)
+    names = "relax", "vjp", "sample", "log_prob_vjp"
+    expected = [RESULTS[name](other) for name in names]
+    for name in names:
+        RESULTS[name](call)
+    other.lattice = call.lattice
+    assert call.lattice.memo and all(torch.equal(RESULTS[name](other), x) for name, x in zip(names, expected))
 
 
 @pytest.mark.skipif(not LONG_IS_LONGER, reason="long double is double here: no truth to compare with")
@@ -602,13 +679,18 @@ def test_a_selection_of_no_weight_in_the_gradient_counts_nothing(at_least, never
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-Layout = tuple[tuple[int, int], Callable[[], Any]]
+Layout = tuple[tuple[int, ...], Callable[[], Any]]
 
 
 def knapsack(n: int, capacity: int, at_least: int = 0) -> Callable[[], Any]:
     """About half of the total weight."""
     weights = np.random.default_rng(n).integers(1, max(4 * capacity // n, 2), n)
     return lambda: kg.Knapsack(weights, capacity, at_least=at_least)
+
+
+def choices_of(groups: int, options: int, capacity: int, **limit: Any) -> Callable[[], Any]:
+    weights = np.random.default_rng(groups).integers(0, 2 * capacity // groups, (groups, options))
+    return lambda: kg.MultipleChoice(weights, capacity, **limit)
 
 
 #: what is special -> the shape of theta, and the constraint
@@ -621,6 +703,12 @@ SIZES: dict[str, Layout] = {
     "a hundred items, a least weight": ((33, 100), knapsack(100, 275, at_least=270)),
     "wide rows, a least weight": ((5, 60), knapsack(60, 5000, at_least=4600)),
     "rows shared by programs, a least weight": ((2, 20), knapsack(20, 40_000, at_least=30_000)),
+    "a hundred groups": ((33, 100, 4), choices_of(100, 4, 700)),
+    "many options": ((5, 20, 40), choices_of(20, 40, 500)),
+    "wide rows of options": ((2, 12, 3), choices_of(12, 3, 50_000)),
+    "options, a least weight": ((9, 40, 5), choices_of(40, 5, 600, at_least=590)),
+    "optional": ((9, 40, 8), choices_of(40, 8, 600, optional=True)),
+    "two budgets": ((9, 40), lambda: kg.MultiKnapsack([np.ones(40, int), np.arange(40) % 9], [10, 60])),
 }
 
 
@@ -667,6 +755,9 @@ def test_a_gpu_gives_what_the_cpu_gives(size, dtype, regularizer):
         assert_within(slopes[0][likely], slopes[1][likely], 2 * tolerance.vjp, 1.0, "gradient of log_prob")
     loss = both(lambda theta, y, z: gradient(lambda x: kg.fenchel_young_loss(x, y, limit, smoothing), theta))
     assert_within(*loss, 2 * tolerance.relax, 1.0, "gradient of fenchel_young_loss")
+    if len(shape) == 3 and "least" not in size:
+        rows = both(lambda theta, y, z: kg.frontier(theta, limit, smoothing).clamp(min=-1e3))
+        assert_within(*rows, 2 * tolerance.value, 1.0, "frontier")
 
 
 @needs_gpu
@@ -702,7 +793,10 @@ SMALL: dict[str, Callable[[], Any]] = {
     "top-k": lambda: kg.TopK(2),
     "knapsack": lambda: kg.Knapsack([2, 1, 0, 2], 4),
     "at least": lambda: kg.Knapsack([2, 1, 0, 2], 4, at_least=2),
+    "choices": lambda: kg.MultipleChoice([[2, 1], [0, 2]], 3),
+    "budgets": lambda: kg.MultiKnapsack([[1, 1, 1, 1], [2, 1, 0, 2]], [2, 4]),
 }
+FREE = {"at least": kg.Knapsack([2, 1, 0, 2], 4)}  # a frontier needs no least weight
 
 
 def close_scores(*shape: int, seed: int = 0) -> Tensor:
@@ -873,7 +967,7 @@ def everything(theta: Tensor, z: Tensor, y: Tensor, limit: Any, smoothing: Any) 
 
 @needs_gpu
 @pytest.mark.parametrize(
-    "size", ["a hundred items", "rows shared by programs", "rows shared by programs, a least weight"]
+    "size", ["a hundred items", "rows shared by programs", "rows shared by programs, a least weight", "optional"]
 )
 def test_nothing_waits_for_the_device(size, regularizer):
     shape, limit_of = SIZES[size]
@@ -893,13 +987,15 @@ def test_nothing_waits_for_the_device(size, regularizer):
 
 
 @needs_gpu
-def test_capture_in_a_cuda_graph(regularizer, constraint):
-    limit, smoothing = SMALL[constraint](), SMOOTHINGS[regularizer](0.7)
-    theta, z = close_scores(3, 4).requires_grad_(), close_scores(3, 4, seed=1)
+@pytest.mark.parametrize("kind", [*CONSTRAINTS, "choices", "budgets"])
+def test_capture_in_a_cuda_graph(regularizer, kind):
+    limit, smoothing, shape = SMALL[kind](), SMOOTHINGS[regularizer](0.7), (3, 2, 2) if kind == "choices" else (3, 4)
+    theta, z = close_scores(*shape).requires_grad_(), close_scores(*shape, seed=1)
 
-    def step() -> tuple[Tensor, Tensor]:
+    def step() -> tuple[Tensor, ...]:
         y = kg.relax(theta, limit, smoothing)
-        return y.detach(), torch.autograd.grad(y, theta, z)[0]
+        (slope,) = torch.autograd.grad(y, theta, z)
+        return y.detach(), slope, kg.solve(theta, limit), kg.frontier(theta.detach(), FREE.get(kind, limit), smoothing)
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -909,14 +1005,13 @@ def test_capture_in_a_cuda_graph(regularizer, constraint):
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y, slope = step()
+        captured = step()
     for seed in (2, 3):
         with torch.no_grad():
-            theta.copy_(close_scores(3, 4, seed=seed))
-            z.copy_(close_scores(3, 4, seed=seed + 10))
+            theta.copy_(close_scores(*shape, seed=seed))
+            z.copy_(close_scores(*shape, seed=seed + 10))
         graph.replay()
-        expected = step()
-        torch.testing.assert_close((y, slope), expected, rtol=0, atol=0)
+        torch.testing.assert_close(captured, step(), rtol=0, atol=0)
 
 
 @needs_gpu
@@ -984,8 +1079,8 @@ NOT_VALID = {
     "a least weight": (kg.Knapsack([2, 1, 3, 1, 2], 6, at_least=4), 5),
     "top-k": (kg.TopK(3), 5),
     "options": (kg.MultipleChoice([[1, 2], [0, 3], [2, 2]], 6), 6),
-    "two budgets": (kg.MultiKnapsack([[1, 1, 1, 1, 1], [3, 0, 2, 4, 9]], [3, 6]), 5),
-    "three budgets": (kg.MultiKnapsack([[1, 0, 2, 1, 3], [3, 0, 2, 1, 1], [1, 1, 0, 2, 2]], [4, 3, 5]), 5),
+    "two budgets": (kg.MultiKnapsack([[1, 1, 1, 1, 1], [2, 0, 1, 3, 9]], [2, 4]), 5),
+    "three budgets": (kg.MultiKnapsack([[1, 0, 2, 1, 3], [2, 0, 1, 1, 1], [1, 1, 0, 2, 1]], [2, 1, 2]), 5),
 }
 
 

@@ -21,6 +21,7 @@ from knapgrad.kernels import jax_scan  # noqa: E402
 from knapgrad.kernels.numba import from_jax as on_cpu  # noqa: E402
 from knapgrad.kernels.triton import from_jax, plan  # noqa: E402
 from knapgrad.lattice import Lattice  # noqa: E402
+from knapgrad.regularizers import REGULARIZERS as CLASSES  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted"),
@@ -32,7 +33,7 @@ THETA = RNG.normal(size=(2, 3, 5)).astype(np.float32)
 Z = RNG.normal(size=(2, 3, 5)).astype(np.float32)
 WEIGHTS = np.array([2, 1, 3, 2, 4])
 KEY = jax.random.key(0)
-REGULARIZERS = {"shannon": kg.Shannon(0.7), "gini": kg.Gini(1.5), "tsallis": kg.Tsallis(0.8)}
+REGULARIZERS = {name: make(1.1) for name, make in CLASSES.items()}
 CONSTRAINTS = {
     "knapsack": kg.Knapsack(WEIGHTS, 6),
     "top-k": kg.TopK(2),

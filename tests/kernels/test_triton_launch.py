@@ -11,7 +11,7 @@ import torch
 
 import knapgrad as kg
 from knapgrad.constraints import base
-from knapgrad.kernels import first_calls
+from knapgrad.kernels import compile_log
 from knapgrad.torch import backend, private
 
 pytest.importorskip("triton")
@@ -114,7 +114,7 @@ def test_a_series_differs_in_its_numbers_alone(shift, compiles, prepare):
 
 @pytest.mark.parametrize("limit, said", [(-1.0, True), (60.0, False)])
 def test_a_first_launch_that_waits_for_the_compiler_says_so_once(limit, said, prepare, monkeypatch, caplog):
-    monkeypatch.setattr(first_calls, "LONG", limit)
+    monkeypatch.setattr(compile_log, "LONG", limit)
     prepared = prepare(Kernel())
     with caplog.at_level(logging.WARNING, "knapgrad"):
         for _ in range(2):
@@ -286,7 +286,7 @@ def test_launches_that_graphs_read_do_not_push_others_out(monkeypatch):
     lattice = kg.TopK(2).lattice(3)
 
     def launch_of(batch: int) -> Any:
-        return from_torch._launch_of("relax", torch.zeros(batch, 3), lattice, np.ones(()), "gini")
+        return from_torch._way_of("operator", torch.zeros(batch, 3), lattice, np.ones(()), "gini")
 
     read = [launch_of(batch) for batch in range(10, 13)]
     for kept in read:

@@ -87,6 +87,7 @@ def test_sweeps_against_the_reference(name, tiles):
     check_sweeps(PROBLEMS[name], *of(name))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_segments_against_the_reference(name, segments):
     """Under Shannon; what may stay unused, strengths of each instance, and numbers of items that are no power of 2."""
@@ -99,7 +100,7 @@ def test_every_regularizer(regularizer, tiles):
     check_sweeps(Problem(scores((1, 6)).numpy(), None, 5, 0.8), regularizer, "float64")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_paths_against_the_reference(name, tiles):
     check_paths(PROBLEMS[name], *of(name))
@@ -335,7 +336,7 @@ def test_cuda_what_a_graph_reads_stays(tiles):
     with torch.cuda.graph(graph):
         captured = kg.relax(theta, constraint, smoothing)
     for batch in range(5, 6 + from_torch._LARGEST_MEMO):
-        from_torch._launch_of("relax", theta.new_zeros(batch, 300), constraint.copies[0, 300], np.ones(()), "gini")
+        from_torch._way_of("operator", theta.new_zeros(batch, 300), constraint.copies[0, 300], np.ones(()), "gini")
     torch.cuda.synchronize()
     garbage = [torch.full((count,), -1, device="cuda", dtype=torch.int32) for count in range(1, 4000)]
     graph.replay()

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import knapgrad as kg
-from backends import Backend
+from backends import BACKENDS, Backend
+from calls import OPERATIONS
+from kinds import EDGES
+from knapgrad.regularizers import REGULARIZERS as CLASSES
 
 Call = Callable[[Backend], Any]
 
@@ -198,37 +201,15 @@ def test_checks_come_before_the_work(monkeypatch):
     monkeypatch.setattr(kernels, "_run", refuse)
     theta, y = np.zeros(3), np.zeros(3)
     for constraint, pattern in ((kg.TopK(4), r"k .*0\.\.n"), (kg.Knapsack([1, 2], 3), r"weights"), (3, r"constraint")):
-        for call in (
-            lambda c: kg.solve(theta, c),
-            lambda c: kg.value(theta, c, kg.Gini()),
-            lambda c: kg.relax(theta, c, kg.Gini()),
-            lambda c: kg.sample(theta, c, kg.Gini()),
-            lambda c: kg.log_prob(theta, y, c, kg.Gini()),
-            lambda c: kg.entropy(theta, c, kg.Gini()),
-            lambda c: kg.fenchel_young_loss(theta, y, c, kg.Gini()),
-            lambda c: kg.divergence(theta, c, kg.Gini()),
-        ):
+        for call in OPERATIONS.values():
             with pytest.raises((TypeError, ValueError), match=pattern):
-                call(constraint)
-
-
-OPERATIONS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
-    "solve": lambda theta, y, constraint, rng: kg.solve(theta, constraint),
-    "value": lambda theta, y, constraint, rng: kg.value(theta, constraint, kg.Gini()),
-    "relax": lambda theta, y, constraint, rng: kg.relax(theta, constraint, kg.Shannon()),
-    "sample": lambda theta, y, constraint, rng: kg.sample(theta, constraint, kg.Tsallis(), rng=rng),
-    "log_prob of Gini": lambda theta, y, constraint, rng: kg.log_prob(theta, y, constraint, kg.Gini()),
-    "log_prob of Shannon": lambda theta, y, constraint, rng: kg.log_prob(theta, y, constraint, kg.Shannon()),
-    "entropy": lambda theta, y, constraint, rng: kg.entropy(theta, constraint, kg.Gini()),
-    "fenchel_young_loss": lambda theta, y, constraint, rng: kg.fenchel_young_loss(theta, y, constraint, kg.Gini()),
-    "divergence": lambda theta, y, constraint, rng: kg.divergence(theta, constraint, kg.Gini()),
-}
+                call(theta, y, constraint, kg.Gini())
 
 
 @pytest.mark.thinned_where_compiled(3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_masks_that_leave_too_few_items_name_the_instance(operation, dtype, backend):
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if "prior" not in name])
+def test_masks_that_leave_too_few_items_name_the_instance(operation, dtype, backend, regularizer):
     for batch, instance in ((40, 13), (3, 2), (1, 0)):
         theta = np.random.default_rng(0).standard_normal((batch, 6))
         y = np.zeros((batch, 6))
@@ -237,18 +218,62 @@ def test_masks_that_leave_too_few_items_name_the_instance(operation, dtype, back
 
         def call() -> Any:
             given, selection = backend.asarray(theta, dtype), backend.asarray(y, dtype)
-            return OPERATIONS[operation](given, selection, kg.TopK(3), backend.rng(0))
+            return OPERATIONS[operation](given, selection, kg.TopK(3), CLASSES[regularizer](), rng=backend.rng(0))
 
         call()
         theta[instance, 1:4] = -np.inf
         if not backend.looks:  # a device, or JAX, which nobody waits for: NaN, or -inf for a selection of probability 0
             result = backend.to_numpy(call())
             assert not np.isfinite(result[instance]).any()
-            assert np.isfinite(np.delete(result, instance, axis=0)).all() or operation.startswith("log_prob")
+            assert np.isfinite(np.delete(result, instance, axis=0)).all() or operation == "log_prob"
             assert not np.isnan(np.delete(result, instance, axis=0)).any()
             continue
         with pytest.raises(ValueError, match=rf"instance {instance} .*no feasible selection.*mask fewer items"):
             call()
+
+
+_ITEMS = np.random.default_rng(0).standard_normal((3, 3))
+_CHOICES, _WEIGHTS = EDGES["choices, batch of rank 2"].theta[0], EDGES["choices, no batch"].weights
+_MASKED = np.where((np.arange(3)[:, None, None] == 1) & (np.arange(3)[:, None] == 2), -np.inf, _CHOICES)
+
+#: theta, and a constraint that the second instance cannot keep
+INFEASIBLE: dict[str, tuple[np.ndarray, Any]] = {
+    "more than all items weigh": (_ITEMS, kg.Knapsack([[3, 3, 3], [1, 1, 1], [3, 3, 3]], 9, at_least=6)),
+    "a sum that none has": (_ITEMS, kg.Knapsack([[1, 2, 3], [2, 4, 6], [1, 2, 3]], 5, at_least=5)),
+    "less than the lightest options": (_CHOICES, kg.MultipleChoice(_WEIGHTS, [2, 1, 2])),
+    "less than lightest options whose sum is beyond 64 bits": (
+        np.zeros((3, 32, 2)),
+        kg.MultipleChoice(np.array([0, 2**59, 0])[:, None, None] + np.zeros((1, 2), int), 9),
+    ),
+    "a group without options": (_MASKED, kg.MultipleChoice(_WEIGHTS, 9)),
+    "more than the heaviest options": (_CHOICES, kg.MultipleChoice(_WEIGHTS, 20, at_least=[0, 10, 9])),
+    "more than one of each": (_CHOICES, kg.MultipleChoice(_WEIGHTS, 20, at_least=[0, 10, 9], optional=True)),
+    "a sum that no options have": (
+        _CHOICES,
+        kg.MultipleChoice(np.stack([_WEIGHTS, 2 * _WEIGHTS, _WEIGHTS]), 5, at_least=5, optional=True),
+    ),
+}
+
+
+@pytest.mark.thinned_where_compiled(3)
+@pytest.mark.parametrize("what", INFEASIBLE)
+def test_an_infeasible_instance_is_named(what, backend, regularizer):
+    """Or NaN in that instance alone where nobody looks."""
+    given, constraint = INFEASIBLE[what]
+    theta, smoothing = backend.asarray(given, backend.widest), CLASSES[regularizer]()
+    remedy = "raise the capacity" if constraint.event_dims == 2 else ""
+    for name in ("relax", "value", "solve", "entropy", "sample"):
+
+        def call() -> Any:
+            return OPERATIONS[name](theta, None, constraint, smoothing, rng=backend.rng(0))
+
+        if backend.looks:
+            message = rf"instance 1 .*no feasible selection.*lower k or at_least.*{remedy}"
+            with pytest.raises(ValueError, match=message):
+                call()
+        else:
+            result = backend.to_numpy(call())
+            assert np.isnan(result[1]).all() and np.isfinite(result[[0, 2]]).all(), name
 
 
 def run(code: str) -> str:
@@ -335,6 +360,46 @@ def test_matrices_are_refused():
             make()
 
 
+class Liar(np.ndarray):
+    """Whose attributes are not those of its memory."""
+
+    shape = property(lambda self: (4096, 3))  # type: ignore[assignment]
+    size = property(lambda self: 3 * 4096)  # type: ignore[assignment]
+    ndim = property(lambda self: 2)  # type: ignore[assignment]
+    flags = property(lambda self: np.zeros((4096, 3)).flags)  # type: ignore[assignment]
+    dtype = property(lambda self: np.dtype(np.float64))  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_attributes_of_a_subclass_are_not_trusted(framework):
+    """Kernels read the memory that shape and dtype promise."""
+    backend = BACKENDS[framework]
+    if not backend.available:
+        pytest.skip(backend.reason)
+
+    def results(given: Callable[[Any], Any]) -> list[Any]:
+        theta = given(np.array([[0.5, 0.75, 0.25]], np.float32))
+        theta = theta if framework == "numpy" else scores(backend, 1, 3)
+        y, weights = given(np.array([[0, 1, 0]])), given(np.array([3, 2, 1]))
+        limit, smoothing = kg.Knapsack(weights, given(np.array([4]))), kg.Gini(given(np.array([0.5])))
+        real, choices = kg.Knapsack.from_real(given(np.array([3.1, 2.2, 1.0])), 4.0), kg.MultipleChoice(weights, 4)
+        arguments = theta, limit, smoothing
+        return [
+            *(call(*arguments) for call in (kg.relax, kg.value, kg.entropy, kg.divergence, kg.frontier)),
+            kg.solve(theta, limit),
+            kg.solve(theta, real),
+            kg.relax(theta, choices, kg.Gini()),
+            kg.sample(*arguments, rng=backend.rng(0)),
+            kg.log_prob(theta, y, limit, smoothing),
+            kg.fenchel_young_loss(theta, y, limit, smoothing),
+            kg.divergence(*arguments, prior=given(np.array([[0.5, 1.0, 2.0]]))),
+            limit.contains(y),
+        ]
+
+    for found, expected in zip(results(lambda x: x.view(Liar)), results(lambda x: x)):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
 def test_arrays_of_another_byte_order(backend):
     """Converted, except for theta: the result would have to be of its type."""
     with pytest.raises(TypeError, match=r"theta.*byte order.*>f4.*astype\('float32'\)"):
@@ -390,6 +455,9 @@ def test_nothing_warns(framework):
         results += [kg.sample(theta, budget, gamma, num_samples=2, rng=rng), kg.log_prob(theta, y, budget, gamma)]
         results += [kg.fenchel_young_loss(theta, y, budget, gamma), kg.divergence(theta, budget, gamma)]
         results += [kg.frontier(theta, budget), budget.contains(y)]
+        half = kg.Knapsack(np.array([1, 2, 3], np.float16), np.float16(4))
+        assert half == budget and kg.TopK(np.float16(2)) == kg.TopK(2)
+        results += [kg.divergence(theta, half, gamma, prior=np.array(x)) for x in ([np.inf, -np.inf, 1], [1, 1e300, 1])]
         for result in results:
             if getattr(result, "requires_grad", False):
                 result.sum().backward()
@@ -403,6 +471,14 @@ def test_a_distribution_of_too_many_instances_blames_the_batch():
     theta, budget = torch.zeros(1, 20).expand(10**5, 20), kg.Knapsack([10**4] * 20, 10**5)
     with pytest.raises(MemoryError, match=r"100,000 instances.*part of the batch.*knapgrad\.sample"):
         kg.torch.SubsetDistribution(theta, budget, kg.Gini()).sample()
+
+
+def test_results_that_do_not_fit_into_memory_say_what_to_do():
+    theta = np.zeros((10**5, 3))
+    with pytest.raises(MemoryError, match=r"\(30000000, 100000, 3\).*fewer samples"):
+        kg.sample(theta, kg.TopK(1), kg.Gini(), num_samples=3 * 10**7, rng=0)
+    with pytest.raises(MemoryError, match=r"\(100000, 10000001\).*fewer instances"):
+        kg.frontier(theta, kg.Knapsack([10**7] * 3, 10**7), kg.Gini())
 
 
 def test_what_the_package_shows():

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_operations import assert_close, half_types, rounded_once
 
+import boxes
 import choices
 import instances
 import knapgrad as kg
 from backends import TOLERANCES, Backend
-from choices import Choices, choice_problems
-from instances import INF, Problem, problems
+from choices import Choices
+from instances import INF, Problem
+from kinds import problems
 
 EXACT = TOLERANCES["float64"]
 SMOOTHED: list[str | None] = [None, "shannon", "gini", "tsallis"]
@@ -72,38 +74,24 @@ PROBLEMS: dict[str, Problem] = {
     "empty batch": Choices(np.zeros((0, 2, 3)), [2, 1, 3], 4),
     "more instances than lanes": Problem(np.cos(np.arange(44.0)).reshape(11, 4), [2, 1, 3, 1], 6),
     "more instances than lanes, choices": choices.EDGES["more instances than lanes"],
+    "budgets": boxes.EDGES["at most k items"],
+    "budgets, three": replace(boxes.EDGES["three budgets"], capacity=[2, 3, 2]),
+    "budgets, one capacity above its total": replace(boxes.EDGES["one capacity above its total"], capacity=[2, 9]),
+    "budgets, masked": boxes.EDGES["masked"],
 }
-
-
-def is_exact(problem: Problem) -> bool:
-    return problem.is_top_k if problem.at_least is None else bool(np.any(problem.at_least))
 
 
 def largest(problem: Problem) -> int:
     return int(np.max(problem.capacity, initial=0))
 
 
-def at_capacity(problem: Problem, c: int) -> Problem:
-    return replace(problem, capacity=c, at_least=c if is_exact(problem) else 0)
-
-
-def truth(problem: Problem, regularizer: str | None) -> np.ndarray:
-    """(*batch, C + 1): enumeration for each capacity."""
-    columns = []
-    for c in range(largest(problem) + 1):
-        here = at_capacity(problem, c)
-        if regularizer is None:
-            columns.append([best for best, _ in here.optima()])
-        else:
-            columns.append([one.value for one in here.truths(regularizer)])
-    return np.array(columns).T.reshape(*problem.batch, len(columns))
-
-
 def smoothing(problem: Problem, regularizer: str | None) -> Any:
     return None if regularizer is None else problem.regularizer(regularizer)
 
 
-@pytest.mark.thinned_where_compiled(6)
+@pytest.mark.few_where_compiled(
+    6, kept=["choices-gini", "choices, exactly-shannon", "choices, optional-tsallis", "choices, optional, exactly-None"]
+)
 @pytest.mark.parametrize("regularizer", SMOOTHED)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_it_is_the_enumeration(name, regularizer, backend):
@@ -112,9 +100,10 @@ def test_it_is_the_enumeration(name, regularizer, backend):
         theta = backend.asarray(problem.theta, dtype)
         found = kg.frontier(theta, problem.constraint, smoothing(problem, regularizer))
         assert backend.describe(found) == backend.describe(theta)
-        expected = truth(problem.rounded(dtype), regularizer)
+        expected = problem.rounded(dtype).frontier(regularizer)
         finite = np.where(np.isinf(expected), 0.0, np.abs(expected))
-        error = TOLERANCES[dtype].value * np.maximum(finite, problem.scale()[..., None])
+        scale = problem.scale().reshape(*problem.batch, *[1] * len(problem.capacities))
+        error = TOLERANCES[dtype].value * np.maximum(finite, scale)
         assert_close(backend.to_numpy(found), expected, error)
 
 
@@ -122,27 +111,27 @@ def test_it_is_the_enumeration(name, regularizer, backend):
 def test_every_entry_is_a_value_of_its_own(name, regularizer):
     problem = PROBLEMS[name]
     row, best = (kg.frontier(problem.theta, problem.constraint, smoothing(problem, r)) for r in (regularizer, None))
-    for c in range(largest(problem) + 1):
-        limit = at_capacity(problem, c)
-        if np.isneginf(row[..., c]).any():
+    for c in np.ndindex(row.shape[len(problem.batch) :]):
+        limit = problem.at_capacity(*c).constraint
+        if np.isneginf(row[(..., *c)]).any():
             continue  # an error
-        one = kg.value(problem.theta, limit.constraint, problem.regularizer(regularizer))
-        np.testing.assert_allclose(row[..., c], one, rtol=1e-14, atol=1e-14)
-        y = kg.solve(problem.theta, limit.constraint)
-        score = np.where(y > 0, problem.theta, 0.0).reshape(*problem.batch, problem.n).sum(-1)
-        np.testing.assert_allclose(best[..., c], score, rtol=1e-14, atol=1e-14)
+        one = kg.value(problem.theta, limit, problem.regularizer(regularizer))
+        np.testing.assert_allclose(row[(..., *c)], one, rtol=1e-14, atol=1e-14)
+        score = problem.flat(np.where(kg.solve(problem.theta, limit) > 0, problem.theta, 0.0)).sum(-1)
+        np.testing.assert_allclose(best[(..., *c)], score.reshape(problem.batch), rtol=1e-14, atol=1e-14)
     assert np.array_equal(np.isneginf(row), np.isneginf(best)) and not np.isnan(row).any()
 
 
 @settings(max_examples=10)
-@pytest.mark.parametrize("kind", ["knapsack", "top-k", "required", "optional"])
 @given(data=st.data())
 def test_random_frontiers(kind, regularizer, data):
-    given_problem = data.draw(problems(kind, max_n=5) if kind in instances.CONSTRAINTS else choice_problems(kind))
-    for problem in (given_problem, replace(given_problem, at_least=given_problem.capacity)):
-        for name in (regularizer, None):
-            found = kg.frontier(problem.theta, problem.constraint, smoothing(problem, name))
-            np.testing.assert_allclose(found, truth(problem, name), rtol=EXACT.value, atol=1e-9)
+    """Of at most a capacity, or of exactly it."""
+    problem = data.draw(problems(kind, max_n=5))
+    if "at least" in kind:
+        problem = replace(problem, at_least=problem.capacity)
+    for name in (regularizer, None):
+        found = kg.frontier(problem.theta, problem.constraint, smoothing(problem, name))
+        np.testing.assert_allclose(found, problem.frontier(name), rtol=EXACT.value, atol=1e-9)
 
 
 @given(data=st.data())
@@ -180,24 +169,6 @@ def test_half_precision_is_one_rounding_of_the_float32_answer(name, backend, reg
         np.testing.assert_array_equal(backend.to_numpy(rows[0]), rounded_once(backend, rows[1], dtype))
 
 
-@pytest.mark.thinned_where_compiled(2)
-@pytest.mark.parametrize("regularizer", SMOOTHED)
-@pytest.mark.parametrize("name", ["knapsack, all of a batch its own", "choices, all of a batch its own"])
-def test_nan_makes_its_instance_nan_alone(name, regularizer, backend):
-    problem = PROBLEMS[name]
-    theta = problem.theta.copy()
-    theta.reshape(3, -1)[1, 1] = np.nan
-    plain, spoilt = (
-        backend.to_numpy(
-            kg.frontier(backend.asarray(x, backend.widest), problem.constraint, smoothing(problem, regularizer))
-        )
-        for x in (problem.theta, theta)
-    )
-    np.testing.assert_array_equal(spoilt[[0, 2]], plain[[0, 2]])
-    assert np.isnan(spoilt[1, -1])
-    assert (np.isneginf(spoilt[1]) <= np.isneginf(plain[1])).all()
-
-
 def test_max_capacity_is_where_it_ends(regularizer):
     """As long as where the capacity is traced; what it begins with stays the same."""
     for name in ("knapsack", "exactly", "choices", "choices, exactly", "top-k", "choices, all of a batch its own"):
@@ -212,17 +183,6 @@ def test_max_capacity_is_where_it_ends(regularizer):
             np.testing.assert_allclose(longer[..., :-5], row, rtol=1e-14, atol=1e-14)
             if hasattr(wide, "budgets"):
                 assert wide.budgets.shape[-1] == longer.shape[-1]
-
-
-def test_optional_groups_of_one_option_are_a_knapsack_to_the_last_bit(backend):
-    theta, weights = np.cos(np.arange(21.0)).reshape(3, 7), [2, 0, 3, 1, 12, 4, 2]
-    for at_least in (0, 9):
-        items = kg.Knapsack(weights, 9, at_least=at_least)
-        groups = kg.MultipleChoice(np.reshape(weights, (7, 1)), 9, at_least=at_least, optional=True)
-        for regularizer in (None, kg.Gini(0.8)):
-            plain = kg.frontier(backend.asarray(theta, backend.widest), items, regularizer)
-            grouped = kg.frontier(backend.asarray(theta[..., None], backend.widest), groups, regularizer)
-            np.testing.assert_array_equal(backend.to_numpy(grouped), backend.to_numpy(plain))
 
 
 def test_one_frontier_is_as_good_as_many_calls_where_there_are_many_capacities():
@@ -308,6 +268,42 @@ def test_beyond_the_capacity_up_to_its_bound(at_least):
     for c in range(13):
         own = kg.Knapsack(weights, c, at_least=c if at_least else 0)
         np.testing.assert_allclose(rows[:, c], kg.value(theta, own, kg.Gini(0.5)), rtol=1e-12)
+
+
+def test_capacities_of_a_batch_that_theta_has_not():
+    """A frontier is of all capacities: only the largest counts."""
+    theta = np.array([[3.0, 5.0], [1.0, 2.0]])
+    for make in (
+        lambda c: kg.MultipleChoice([[1, 4], [1, 2]], c),
+        lambda c: kg.Knapsack([2, 3], c),
+        lambda c: kg.TopK(c),
+    ):
+        scores = theta if make(1).event_dims == 2 else theta[0]
+        np.testing.assert_array_equal(kg.frontier(scores, make([1, 2, 2])), kg.frontier(scores, make(2)))
+
+
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: [x], lambda x: [x, x]], ids=["number", "array", "batch"])
+@pytest.mark.parametrize("kind", ["knapsack", "choices", "top-k"])
+def test_a_least_weight_of_0_is_none_where_the_capacity_is_0_too(kind, of):
+    """A frontier of such a batch, and one of exactly c, which larger capacities ask for."""
+    theta = np.array([[-3.0, 4.0], [5.0, -6.0]])
+    theta = theta[0] if isinstance(of(0), int) else theta[: len(of(0))]
+    theta = theta[..., None] if kind == "choices" else theta
+
+    def row(capacity: Any, at_least: Any) -> np.ndarray:
+        limits = {"at_least": at_least, "max_capacity": 2}
+        if kind == "knapsack":
+            return kg.frontier(theta, kg.Knapsack([1, 2], capacity, **limits))
+        if kind == "choices":
+            return kg.frontier(theta, kg.MultipleChoice([[1], [2]], capacity, optional=True, **limits))
+        return kg.frontier(theta, kg.TopK(capacity, **limits))
+
+    most, exactly = ([0, 4, 4], [0, 4, 1]) if kind == "top-k" else ([0, 0, 4], [0, -3, 4])
+    np.testing.assert_array_equal(row(of(0), of(0)).reshape(-1, 3)[0], most)
+    np.testing.assert_array_equal(row(of(0), 0).reshape(-1, 3)[0], most)
+    np.testing.assert_array_equal(row(of(1), of(1)).reshape(-1, 3)[0], exactly)
+    if kind == "top-k":
+        np.testing.assert_array_equal(row(of(0), None).reshape(-1, 3)[0], exactly)
 
 
 def test_a_constraint_that_is_an_argument_of_a_jitted_function_has_its_length():

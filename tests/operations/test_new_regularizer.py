@@ -55,8 +55,7 @@ def test_every_operation(name, edge, one_row):
     if not backend.available:
         pytest.skip(backend.reason)
     problem = EDGES[edge]
-    dtype = backend.widest
-    theta, constraint = backend.asarray(problem.theta, dtype), problem.constraint
+    theta, constraint = backend.asarray(problem.theta, "float32"), problem.constraint  # whose kernels serve all
     with backend.active():
         for operation in (kg.relax, kg.value, kg.entropy, kg.divergence):
             halved, gini = (backend.to_numpy(operation(theta, constraint, r)) for r in (Halved(1.0), kg.Gini(0.5)))
@@ -74,7 +73,7 @@ def test_gradients_in_torch_and_jax(one_row):
     problem = EDGES["a least weight"]
     slopes = []
     for smoothing in (Halved(1.0), kg.Gini(0.5)):
-        theta = torch.tensor(problem.theta, requires_grad=True)
+        theta = torch.tensor(problem.theta, dtype=torch.float32, requires_grad=True)
         kg.relax(theta, problem.constraint, smoothing).square().sum().backward()
         slopes.append(theta.grad.numpy())
 
@@ -84,6 +83,57 @@ def test_gradients_in_torch_and_jax(one_row):
         slopes.append(jax.grad(loss)(jax.numpy.asarray(problem.theta)))
     for slope in slopes[1:]:
         np.testing.assert_allclose(slope, slopes[0], atol=1e-5)
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name != "jax-x64"])
+def test_frontier_and_warmup(name, one_row):
+    backend = BACKENDS[name]
+    if not backend.available:
+        pytest.skip(backend.reason)
+    problem = EDGES["no batch"]
+    theta = backend.asarray(problem.theta, backend.widest)
+    with backend.active():
+        rows = (backend.to_numpy(kg.frontier(theta, problem.constraint, r)) for r in (Halved(1.0), kg.Gini(0.5)))
+        np.testing.assert_allclose(*rows, rtol=1e-6, atol=1e-6)
+        kg.warmup(theta, problem.constraint, Halved())
+
+
+def test_torch(one_row):
+    """torch.compile, a layer with a gamma to learn, and the distribution."""
+    torch = pytest.importorskip("torch")
+    torch._dynamo.reset()
+    theta, limit = torch.tensor(EDGES["no batch"].theta), EDGES["no batch"].constraint
+    expected = kg.relax(theta, limit, kg.Gini(0.5))
+    relax = torch.compile(lambda x, r: kg.relax(x, limit, r), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(relax(theta, Halved(1.0)), expected)
+    layer = kg.torch.Relax(limit, Halved(torch.nn.Parameter(torch.tensor(1.0))))
+    torch.testing.assert_close(layer(theta).detach(), expected)
+    assert "Halved(gamma=learnable)" in repr(layer)
+    again = kg.torch.Relax(limit, Halved(torch.nn.Parameter(torch.tensor(3.0))))
+    again.load_state_dict(layer.state_dict())
+    assert type(again.regularizer) is Halved and torch.equal(again(theta), layer(theta))
+    laws = [kg.torch.SubsetDistribution(theta, limit, r) for r in (Halved(1.0), kg.Gini(0.5))]
+    for get in (
+        lambda law: law.mean, lambda law: law.mode, lambda law: law.entropy(), lambda law: law.log_prob(laws[1].mode),
+        lambda law: torch.distributions.kl_divergence(law, kg.torch.SubsetDistribution(theta, limit, kg.Shannon())),
+    ):  # fmt: skip
+        torch.testing.assert_close(*map(get, laws))
+
+
+def test_jax(one_row):
+    """An argument of a jitted function, a pytree, a derivative by gamma, and the distribution."""
+    jax = pytest.importorskip("jax")
+    theta, limit = jax.numpy.asarray(EDGES["no batch"].theta, "float32"), EDGES["no batch"].constraint
+    relax = jax.jit(lambda theta, regularizer: kg.relax(theta, limit, regularizer))
+    np.testing.assert_allclose(relax(theta, Halved(1.0)), kg.relax(theta, limit, kg.Gini(0.5)), atol=1e-6)
+    assert jax.tree.map(lambda x: 2 * x, Halved(0.5)) == Halved(1.0)
+    value = lambda regularizer: kg.value(theta, limit, regularizer)  # noqa: E731
+    slopes = jax.grad(value)(Halved(1.0)).gamma, 0.5 * jax.grad(value)(kg.Gini(0.5)).gamma
+    np.testing.assert_allclose(*slopes, rtol=1e-5)
+    laws = [kg.jax.SubsetDistribution(theta, limit, r) for r in (Halved(1.0), kg.Gini(0.5))]
+    for get in (lambda law: law.mean, lambda law: law.mode, lambda law: law.kl(laws[1])):
+        np.testing.assert_allclose(*map(get, laws), atol=1e-5)
 
 
 def test_the_interpreted_gpu_kernels(one_row):
@@ -113,11 +163,11 @@ def test_an_unknown_name_is_no_hard_selection():
     theta, one = np.zeros((1, 3)), kg.TopK(1).lattice(3)
     with pytest.raises(KeyError, match="unknown"):
         numba.operator(theta, one, np.ones(1), "unknown")
-    choices = pytest.importorskip("knapgrad.kernels.triton.choices", exc_type=ImportError)
+    variants = pytest.importorskip("knapgrad.kernels.triton.variants", exc_type=ImportError)
     with pytest.raises(KeyError, match="unknown"):
-        choices.functions("unknown")
+        variants.functions("unknown")
     with pytest.raises(KeyError, match="unknown"):
-        choices.source("unknown")
+        variants.source("unknown")
     jax_scan = pytest.importorskip("knapgrad.kernels.jax_scan")
     with pytest.raises(KeyError, match="unknown"):
         jax_scan.operator(theta[0].astype(np.float32), one, np.float32(1), "unknown")

@@ -8,9 +8,9 @@ import pytest
 from oracles import (
     LONG,
     REGULARIZERS,
+    ChoiceTruth,
     Limits,
     chi_square_p_value,
-    choice_truth,
     choices,
     feasible,
     gibbs,
@@ -114,6 +114,11 @@ def test_chi_square_tells_distributions_apart():
 
 
 # Choices.
+
+
+def choice_truth(theta, weights, limits, regularizer, gamma=1.0, *, options, optional=False):
+    return truth(theta, weights, limits, regularizer, gamma, ChoiceTruth, options, optional)
+
 
 GROUPED = {"two groups": 3, "three groups": 2, "one group": 6, "groups of one option": 1}
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import knapgrad as kg
 from backends import TOLERANCES
-from instances import Problem, lattice, problems
-from oracles import LARGEST_ENTROPY, THRESHOLD, feasible, gibbs, mp, optimum, subsets
+from instances import Problem, lattice
+from kinds import problems
+from oracles import LARGEST_ENTROPY, THRESHOLD, gibbs, mp
 
 EXACT = TOLERANCES["float64"]
 
@@ -26,31 +27,22 @@ def relax(problem: Problem, regularizer: str) -> np.ndarray:
     return kg.relax(problem.theta, problem.constraint, problem.regularizer(regularizer))
 
 
-def permuted(problem: Problem, order: np.ndarray) -> Problem:
-    weights = None if problem.is_top_k else np.asarray(problem.weights, dtype=int)[..., order]
-    return replace(problem, theta=problem.theta[..., order], weights=weights)
-
-
 # Proposition 1: equivariance
 
 
 @given(data=st.data())
-def test_shannon_does_not_see_the_order_of_items(constraint, data):
-    problem = data.draw(problems(constraint))
-    order = np.array(data.draw(st.permutations(range(problem.n))), dtype=int)
-    np.testing.assert_allclose(
-        relax(permuted(problem, order), "shannon"), relax(problem, "shannon")[..., order], atol=EXACT.relax
-    )
-    np.testing.assert_allclose(
-        value(permuted(problem, order), "shannon"), value(problem, "shannon"), rtol=EXACT.value, atol=EXACT.value
-    )
+def test_shannon_does_not_see_the_order_of_items_options_or_groups(kind, data):
+    problem = data.draw(problems(kind))
+    order = problem.order(data.draw)
+    moved = problem.moved(order)
+    np.testing.assert_allclose(relax(moved, "shannon"), relax(problem, "shannon")[order], atol=EXACT.relax)
+    np.testing.assert_allclose(value(moved, "shannon"), value(problem, "shannon"), rtol=EXACT.value, atol=EXACT.value)
 
 
 def largest_change(problem: Problem, regularizer: str) -> float:
     """Over all orders of the items: how far relax is from being permuted with them."""
     orders = np.array(list(itertools.permutations(range(problem.n))))
-    weights = None if problem.is_top_k else np.asarray(problem.weights)[orders]
-    changed = relax(replace(problem, theta=problem.theta[orders], weights=weights), regularizer)
+    changed = relax(problem.moved(orders), regularizer)
     return np.abs(changed - relax(problem, regularizer)[orders]).max()
 
 
@@ -76,7 +68,7 @@ def test_an_item_beyond_the_threshold_everywhere_is_never_picked(constraint, dat
     regularizer = data.draw(st.sampled_from(["gini", "tsallis"]))
     problem = data.draw(problems(constraint, masked=False))
     assume(problem.n > 0)
-    problem = first_instance(problem)
+    problem = problem.one(0)
     poor = data.draw(st.integers(0, problem.n - 1))
     problem.theta[poor] = -THRESHOLD[regularizer] * problem.gamma - data.draw(st.floats(0, 2))
     exact = problem.truths(regularizer)[0]
@@ -92,12 +84,6 @@ def test_an_item_beyond_the_threshold_everywhere_is_never_picked(constraint, dat
             assert y[i - 1] == 0
 
 
-def first_instance(problem: Problem) -> Problem:
-    theta, weights, limits, gamma = problem.rows()[0]
-    own = None if problem.is_top_k else weights
-    return Problem(theta.copy(), own, limits.capacity, float(gamma), limits.at_least)
-
-
 @pytest.mark.parametrize("gamma", [0.25, 1.0, 8.0])
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_the_threshold_is_gamma_for_gini_and_two_gamma_for_tsallis(gamma, others):
@@ -111,24 +97,20 @@ def test_the_threshold_is_gamma_for_gini_and_two_gamma_for_tsallis(gamma, others
 
 
 @given(data=st.data())
-def test_sparse_regularizers_reach_every_vertex(constraint, data):
+def test_sparse_regularizers_reach_every_vertex(kind, data):
     regularizer = data.draw(st.sampled_from(["gini", "tsallis"]))
-    problem = data.draw(problems(constraint, masked=False))
-    problem = first_instance(problem)
-    for y in subsets(problem.n):
-        _, weights, limits, _ = problem.rows()[0]
-        if feasible(y, weights, limits):
-            sharp = replace(problem, theta=(2.0 * np.array(y) - 1.0) * 20.0 * problem.gamma * max(problem.n, 1))
-            np.testing.assert_array_equal(relax(sharp, regularizer), np.array(y, dtype=float))
+    problem = data.draw(problems(kind, masked=False)).one(0)
+    for y in problem.feasible(0):
+        vertex = np.array(y, dtype=float).reshape(problem.event)
+        sharp = replace(problem, theta=(2 * vertex - 1) * 20.0 * problem.gamma * max(problem.n, 1))
+        np.testing.assert_array_equal(relax(sharp, regularizer), vertex)
 
 
 @given(data=st.data())
-def test_shannon_stays_inside_the_polytope(constraint, data):
-    problem = data.draw(problems(constraint, masked=False))
-    y = problem.flat(relax(problem, "shannon"))
-    for row, (_, weights, limits, _) in zip(y, problem.rows()):
-        possible = [s for s in subsets(problem.n) if feasible(s, weights, limits)]
-        sometimes, always = np.any(possible, axis=0), np.all(possible, axis=0)
+def test_shannon_stays_inside_the_polytope(kind, data):
+    problem = replace(data.draw(problems(kind, masked=False)), gamma=3.0)  # no probability is below a rounding error
+    for b, row in enumerate(problem.flat(relax(problem, "shannon"))):
+        sometimes, always = np.any(problem.feasible(b), axis=0), np.all(problem.feasible(b), axis=0)
         assert (row[sometimes] > 0).all() and (row[~sometimes] == 0).all()
         assert (row[~always] < 1).all()
         np.testing.assert_allclose(row[always], 1.0, rtol=1e-14)
@@ -138,45 +120,41 @@ def test_shannon_stays_inside_the_polytope(constraint, data):
 
 
 @given(data=st.data())
-def test_probabilities_add_up_and_their_mean_is_relax(regularizer, constraint, data):
-    problem = data.draw(problems(constraint))
+def test_probabilities_add_up_and_their_mean_is_relax(regularizer, kind, data):
+    problem = data.draw(problems(kind))
     y = problem.selections()
     log_probs = kg.log_prob(problem.theta, y, problem.constraint, problem.regularizer(regularizer))
     p = np.exp(log_probs)
     np.testing.assert_allclose(p.sum(axis=0), 1.0, rtol=EXACT.relax)
-    np.testing.assert_allclose((p[..., None] * y).sum(axis=0), relax(problem, regularizer), atol=EXACT.relax)
+    mean = (p.reshape(*p.shape, *[1] * problem.event_dims) * y).sum(axis=0)
+    np.testing.assert_allclose(mean, relax(problem, regularizer), atol=EXACT.relax)
     entropy = kg.entropy(problem.theta, problem.constraint, problem.regularizer(regularizer))
     plogp = np.where(p > 0, p * np.where(p > 0, log_probs, 0.0), 0.0)
     np.testing.assert_allclose(entropy, -plogp.sum(axis=0), rtol=EXACT.relax, atol=EXACT.relax)
-    for drawn, (theta, weights, limits, _) in zip(p.reshape(len(y), problem.size).T > 0, problem.rows(), strict=True):
-        for subset in itertools.compress(subsets(problem.n), drawn):
-            assert feasible(subset, weights, limits)
-            assert not np.isneginf(theta[np.array(subset, dtype=bool)]).any()
+    assert not (p[~problem.contains(y)] > 0).any()
+    assert not (y * np.isneginf(problem.theta))[p > 0].any()
 
 
 @given(data=st.data())
-def test_shannon_is_the_gibbs_distribution(constraint, data):
-    problem = data.draw(problems(constraint, max_n=5))
-    y = problem.selections()
-    log_probs = kg.log_prob(problem.theta, y, problem.constraint, problem.regularizer("shannon")).reshape(len(y), -1)
-    values = value(problem, "shannon").reshape(-1)
+def test_shannon_is_the_gibbs_distribution(kind, data):
+    problem = data.draw(problems(kind, max_n=5))
+    possible = problem.possible()
+    y = problem.repeated(np.array(possible, dtype=float))
+    log_probs = kg.log_prob(problem.theta, y, problem.constraint, problem.regularizer("shannon"))
     for b, (theta, weights, limits, gamma) in enumerate(problem.rows()):
-        exact, distribution = gibbs(theta, weights, limits, gamma)
-        assert values[b] == pytest.approx(exact, rel=EXACT.value, abs=EXACT.value)
-        for s, subset in enumerate(subsets(problem.n)):
-            p = distribution.get(subset, mp.mpf(0))
-            if p == 0:
-                assert log_probs[s, b] == -np.inf
-            else:
-                assert log_probs[s, b] == pytest.approx(float(mp.log(p)), rel=EXACT.log_prob, abs=EXACT.log_prob)
+        exact, distribution = gibbs(theta, weights, limits, gamma, possible)
+        assert value(problem, "shannon").reshape(-1)[b] == pytest.approx(exact, rel=EXACT.value, abs=EXACT.value)
+        logs = [float(mp.log(distribution[s])) if distribution.get(s) else -np.inf for s in possible]
+        found = log_probs.reshape(len(possible), -1)[:, b]
+        np.testing.assert_allclose(found, logs, rtol=EXACT.log_prob, atol=EXACT.log_prob)
 
 
 # Properties of the relaxed values and operators
 
 
 @given(data=st.data())
-def test_value_is_convex(regularizer, constraint, data):
-    problem = data.draw(problems(constraint, masked=False))
+def test_value_is_convex(regularizer, kind, data):
+    problem = data.draw(problems(kind, masked=False))
     other = np.sin(1.0 + np.arange(problem.theta.size)).reshape(problem.theta.shape) * data.draw(st.floats(0.1, 10))
     share = data.draw(st.floats(0, 1))
     here, there = value(problem, regularizer), value(replace(problem, theta=other), regularizer)
@@ -185,80 +163,70 @@ def test_value_is_convex(regularizer, constraint, data):
 
 
 @given(data=st.data())
-def test_relax_is_a_subgradient_of_value(regularizer, constraint, data):
-    problem = data.draw(problems(constraint, masked=False))
+def test_relax_is_a_subgradient_of_value(regularizer, kind, data):
+    problem = data.draw(problems(kind, masked=False))
     step = data.draw(st.floats(-2, 2)) * np.cos(np.arange(problem.theta.size)).reshape(problem.theta.shape)
     here, there = value(problem, regularizer), value(replace(problem, theta=problem.theta + step), regularizer)
-    slope = (relax(problem, regularizer) * step).sum(axis=-1)
+    slope = problem.flat(relax(problem, regularizer) * step).sum(axis=-1).reshape(problem.batch)
     assert (there >= here + slope - 1e-12 * (1 + np.abs(here) + np.abs(there))).all()
 
 
 @given(data=st.data())
-def test_relax_is_the_gradient_of_value(regularizer, constraint, data):
-    problem = data.draw(problems(constraint, masked=False))
+def test_relax_is_the_gradient_of_value(regularizer, kind, data):
+    problem = data.draw(problems(kind, masked=False))
     y = relax(problem, regularizer)
     gamma = np.broadcast_to(np.asarray(problem.gamma, dtype=float), problem.batch)
-    for i in range(problem.n):
+    for place in np.ndindex(*problem.event):
         step = np.zeros_like(problem.theta)
-        step[..., i] = 1e-5 * gamma
-        up = value(replace(problem, theta=problem.theta + step), regularizer)
-        down = value(replace(problem, theta=problem.theta - step), regularizer)
-        np.testing.assert_allclose((up - down) / (2e-5 * gamma), y[..., i], atol=2e-5)
+        step[(..., *place)] = 1e-5 * gamma
+        up, down = (value(replace(problem, theta=problem.theta + sign * step), regularizer) for sign in (1, -1))
+        np.testing.assert_allclose((up - down) / (2e-5 * gamma), y[(..., *place)], atol=2e-5)
 
 
 @given(data=st.data())
-def test_value_lies_between_the_optimum_and_its_bound(regularizer, constraint, data):
-    problem = data.draw(problems(constraint))
+def test_value_lies_between_the_optimum_and_its_bound(regularizer, kind, data):
+    problem = data.draw(problems(kind))
     smoothed = value(problem, regularizer).reshape(-1)
-    for b, (theta, weights, limits, gamma) in enumerate(problem.rows()):
-        best, _ = optimum(theta, weights, limits)
+    for b, ((best, _), (*_, gamma)) in enumerate(zip(problem.optima(), problem.rows())):
         slack = 1e-13 * (1 + abs(best))
-        assert best - slack <= smoothed[b] <= best + problem.n * gamma * LARGEST_ENTROPY[regularizer] + slack
+        assert best - slack <= smoothed[b] <= best + problem.decisions * gamma * LARGEST_ENTROPY[regularizer] + slack
         if regularizer == "shannon":
-            possible = sum(feasible(y, weights, limits) for y in subsets(problem.n))
-            assert smoothed[b] <= best + gamma * np.log(possible) + slack
+            assert smoothed[b] <= best + gamma * np.log(len(problem.feasible(b))) + slack
 
 
 @given(data=st.data())
-def test_a_vanishing_gamma_gives_the_hard_selection(regularizer, constraint, data):
-    problem = data.draw(problems(constraint))
-    rows = problem.rows()
-    for theta, weights, limits, _ in rows:
-        scores = sorted(
-            (sum(t for t, p in zip(theta, y) if p) for y in subsets(problem.n) if feasible(y, weights, limits)),
-            reverse=True,
-        )
+def test_a_vanishing_gamma_gives_the_hard_selection(regularizer, kind, data):
+    problem = data.draw(problems(kind))
+    for b, theta in enumerate(problem.flat(problem.theta)):
+        scores = sorted((theta[np.array(y, dtype=bool)].sum() for y in problem.feasible(b)), reverse=True)
         assume(len(scores) == 1 or scores[0] - scores[1] > 1e-3)
-    hard = kg.solve(problem.theta, problem.constraint)
     soft = relax(replace(problem, gamma=1e-5), regularizer)
-    np.testing.assert_allclose(soft, hard, atol=1e-12)
+    np.testing.assert_allclose(soft, kg.solve(problem.theta, problem.constraint), atol=1e-12)
 
 
 @given(data=st.data())
-def test_a_growing_gamma_spreads_shannon_over_all_subsets(constraint, data):
-    problem = replace(data.draw(problems(constraint, masked=False)), gamma=1e12)
-    y = problem.flat(relax(problem, "shannon"))
-    for row, (_, weights, limits, _) in zip(y, problem.rows()):
-        possible = [s for s in subsets(problem.n) if feasible(s, weights, limits)]
-        np.testing.assert_allclose(row, np.mean(np.array(possible, dtype=float), axis=0), atol=1e-9)
+def test_a_growing_gamma_spreads_shannon_over_all_selections(kind, data):
+    problem = replace(data.draw(problems(kind, masked=False)), gamma=1e12)
+    for b, row in enumerate(problem.flat(relax(problem, "shannon"))):
+        np.testing.assert_allclose(row, np.mean(np.array(problem.feasible(b), dtype=float), axis=0), atol=1e-9)
 
 
 @given(data=st.data())
-def test_relax_lies_in_the_polytope(regularizer, constraint, data):
-    problem = data.draw(problems(constraint, max_n=8))
+def test_relax_lies_in_the_polytope(regularizer, kind, data):
+    problem = data.draw(problems(kind, max_n=8))
     y = relax(problem, regularizer)
-    assert (y >= 0).all() and (y <= 1).all()
-    for row, (theta, weights, limits, _) in zip(problem.flat(y), problem.rows()):
-        assert limits.at_least - 1e-12 <= row @ weights <= limits.capacity + 1e-12
-        assert (row[np.isneginf(theta)] == 0).all()
+    assert (y >= 0).all() and (y <= 1).all() and not y[np.isneginf(problem.theta)].any()
+    for row, (_, weights, limits, _) in zip(problem.flat(y), problem.rows()):
+        load = np.tensordot(row, np.asarray(weights, dtype=float), (0, 0))
+        assert (load >= limits.at_least - 1e-12).all() and (load <= np.asarray(limits.capacity) + 1e-12).all()
 
 
 @given(data=st.data())
-def test_gamma_only_scales(regularizer, constraint, data):
+def test_gamma_only_scales(regularizer, kind, data):
     """``relax(theta; gamma) = relax(theta/gamma; 1)`` and ``value(theta; gamma) = gamma value(theta/gamma; 1)``."""
-    problem = data.draw(problems(constraint))
+    problem = data.draw(problems(kind))
     gamma = np.broadcast_to(np.asarray(problem.gamma, dtype=float), problem.batch)
-    unit = replace(problem, theta=problem.theta / gamma[..., None], gamma=1.0)
+    unit = replace(problem, theta=problem.theta / problem.beside(problem.gamma), gamma=1.0)
     np.testing.assert_allclose(relax(problem, regularizer), relax(unit, regularizer), atol=1e-13)
     np.testing.assert_allclose(value(problem, regularizer), gamma * value(unit, regularizer), rtol=1e-13, atol=1e-13)
 

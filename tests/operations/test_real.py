@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 import pickle
+import re
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -104,11 +105,8 @@ def test_every_selection(case):
             weight = sum((Fraction(float(w)) for w in taken), Fraction(0))
             if Fraction(float(case.at_least)) <= weight <= Fraction(float(case.capacity)):
                 assert hoped
-            only = (
-                not constraint.capacity
-            )  # the lightest options, which are the capacity: floats add up to it or nearly
             for total in float_sums(taken) if accepted else []:
-                assert only or case.at_least <= total <= case.capacity
+                assert case.at_least <= total <= case.capacity
                 assert total <= constraint.budgets[int((constraint.weights * y).sum())] * (1 + 1e-6)
     assert constraint.budgets.shape == (int(constraint.capacity) + 1,)
     if not constraint.exact and case.capacity < case.weights.max(-1).astype(float).sum():
@@ -541,6 +539,7 @@ def test_bad_arguments(make, change, kind, message):
             lambda: kg.MultipleChoice.from_real(np.sqrt([[2.0, 3], [5, 7]]), [4.0, 3.0]),
             r"lightest.*3.65.*3.0 at index 1",
         ),
+        (lambda: kg.MultipleChoice.from_real([[1e308, 1.1e308]] * 3, 1e308), r"capacity .*options, inf; got 1e\+308"),
         (lambda: kg.Knapsack.from_real([4.0, 8.0], 7, at_least=5), r"no selection weighs from 5 to 7.*multiples of 4"),
         (
             lambda: kg.Knapsack.from_real([0.5], 1.0, at_least=0.6),
@@ -564,10 +563,44 @@ def test_other_bad_arguments():
         kg.solve(np.zeros((3, 2)), kg.MultipleChoice.from_real([[0.1, 0.2]], 3.0))
 
 
-def test_a_capacity_of_the_lightest_options_alone():
-    """The sum of floats is the capacity: nothing else fits."""
-    weights = np.random.default_rng(0).random((20, 3))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("groups", [1, 2, 3, 5])
+def test_a_capacity_of_the_lightest_options_alone(groups, dtype):
+    """It is refused below what floats may add up to, in another order of addition too; the error says what is enough.
+    Nothing else fits into that."""
+    refused = 0
+    for weights in np.random.default_rng(0).random((100, groups, 3)).astype(dtype):
+        lowest = weights.min(-1)
+        orders = [lowest[list(order)] for order in itertools.permutations(range(groups))]
+        sums = [float(np.cumsum(x.astype(kind))[-1]) for x in orders for kind in (dtype, np.float64)]
+        enough = min(sums)
+        try:
+            constraint = kg.MultipleChoice.from_real(weights, enough)
+        except ValueError as error:
+            refused, enough = refused + 1, float(re.findall(r"options, (\S+) in some order of addition", str(error))[0])
+            constraint = kg.MultipleChoice.from_real(weights, enough)
+        assert enough <= max(sums) * (1 + groups * np.finfo(dtype).eps)
+        if constraint.exact:  # as they are printed
+            assert sum(Fraction(str(x)) for x in lowest) <= Fraction(str(enough))
+        else:
+            assert max(sums) <= enough and constraint.capacity == 0
+        assert constraint.contains((weights == lowest[:, None]).astype(float))
+    assert (refused > 5) == (groups > 2 or (groups == 2 and dtype == np.float32))
+
+
+def test_a_sum_that_no_order_rounds_is_enough_of_a_capacity():
+    """Of multiples of 2**-30, which are no decimals of a few digits."""
+    weights = np.random.default_rng(0).integers(1, 2**30, (40, 3)) / 2**30
     constraint = kg.MultipleChoice.from_real(weights, weights.min(-1).sum())
-    y = (weights == weights.min(-1, keepdims=True)).astype(float)
-    assert constraint.contains(y) and constraint.capacity == 0
-    assert ((constraint.weights == 0).sum(-1) == 1).all()
+    assert constraint.contains((weights == weights.min(-1, keepdims=True)).astype(float))
+
+
+def test_decimals_whose_floats_add_up_to_more_than_the_capacity():
+    """1.72 + 1.72 + 1.71 is 5.15 or 5.1499999999999995, by the order."""
+    weights = np.array([[1.72, 2.0], [1.72, 2.5], [1.71, 3.0]])
+    with pytest.raises(
+        ValueError, match=r"lightest options, 5\.15\d* in some order of addition; got 5\.1499999999999995"
+    ):
+        kg.MultipleChoice.from_real(weights, 1.71 + 1.72 + 1.72)
+    assert 1.71 + 1.72 + 1.72 < 1.72 + 1.72 + 1.71 == 5.15
+    assert kg.MultipleChoice.from_real(weights, 5.15).contains(np.array([[1, 0], [1, 0], [1, 0]]))

@@ -1,8 +1,7 @@
-"""MultiKnapsack: every operation x regularizer x backend against enumeration, its properties, and its errors."""
+"""MultiKnapsack: its properties and its errors."""
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from typing import Any
 
@@ -10,12 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_operations import OPERATIONS, assert_close, check_solve
 
 import knapgrad as kg
 from backends import TOLERANCES
-from boxes import EDGES, Boxes, box_problems
-from oracles import chi_square_p_value
+from boxes import Boxes, box_problems
 
 EXACT = TOLERANCES["float64"]
 CLOSE = {"float32": 1e-5, "float64": 1e-9}
@@ -26,95 +23,6 @@ def test_jax_runs_the_kernels_on_a_cpu():
     limit = kg.MultiKnapsack([[1, 2, 1], [2, 1, 1]], [2, 3])
     if jax.default_backend() == "cpu":
         assert "knapgrad_boxes" in jax.jit(lambda x: kg.solve(x, limit)).lower(jax.numpy.zeros((1, 3))).as_text()
-
-
-@pytest.mark.thinned_where_compiled(3)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@settings(max_examples=12)
-@given(data=st.data())
-def test_operations_are_the_enumeration(dtype, backend, regularizer, data):
-    problem = data.draw(box_problems(one_shape=backend.is_jax))
-    for name, operation in OPERATIONS.items():
-        result, expected, error = operation.run(problem, regularizer, backend, dtype)
-        assert_close(backend.to_numpy(result), expected, error, name)
-
-
-@pytest.mark.thinned_where_compiled(9)
-@pytest.mark.parametrize("edge", EDGES)
-def test_operations_at_the_edges(edge, backend, regularizer):
-    for name, operation in OPERATIONS.items():
-        for dtype in backend.wide_dtypes:
-            result, expected, error = operation.run(EDGES[edge], regularizer, backend, dtype)
-            assert_close(backend.to_numpy(result), expected, error, name)
-
-
-@pytest.mark.thinned_where_compiled(3)
-@pytest.mark.parametrize("edge", EDGES)
-def test_solve_at_the_edges(edge, backend):
-    for dtype in backend.wide_dtypes:
-        check_solve(EDGES[edge].rounded(dtype), backend, dtype)
-
-
-@settings(max_examples=8)
-@given(data=st.data())
-def test_log_prob_of_every_selection(backend, regularizer, data):
-    problem = data.draw(box_problems(one_shape=backend.is_jax)).rounded("float32")
-    y = problem.selections()
-    arrays = backend.asarray(problem.theta, "float32"), backend.asarray(y, "float32")
-    actual = np.exp(backend.to_numpy(kg.log_prob(*arrays, problem.constraint, problem.regularizer(regularizer))))
-    truths = problem.truths(regularizer)
-    expected = np.array([[np.exp(one.log_prob(row)) for one, row in zip(truths, problem.flat(each))] for each in y])
-    np.testing.assert_allclose(actual.reshape(expected.shape), expected, atol=1e-5)
-    np.testing.assert_array_equal(backend.to_numpy(problem.constraint.contains(arrays[1])), problem.contains(y))
-
-
-def test_sample_frequencies(backend, regularizer):
-    three = [[1, 1, 1, 1], [2, 1, 3, 1], [0, 3, 1, 2]]
-    problem = Boxes(np.array([0.5, -0.25, 0.75, 0.25]), three, [3, 5, 4])
-    theta = backend.asarray(problem.theta, "float32")
-    y = kg.sample(theta, problem.constraint, problem.regularizer(regularizer), num_samples=4000, rng=backend.rng(0))
-    y = backend.to_numpy(y)
-    assert problem.allows(y)
-    seen: dict[Any, int] = {}
-    for row in y.astype(int).tolist():
-        seen[tuple(row)] = seen.get(tuple(row), 0) + 1
-    assert chi_square_p_value(seen, problem.truths(regularizer)[0].probabilities) > 1e-4
-
-
-# The box.
-
-
-@pytest.mark.parametrize("edge", ["at most k items", "three budgets", "one capacity above its total", "masked"])
-def test_the_frontier_is_the_value_at_every_capacity(edge, backend, regularizer):
-    problem = EDGES[edge]
-    theta = backend.asarray(problem.theta, backend.widest)
-    for smoothing in (problem.regularizer(regularizer), None):
-        rows = backend.to_numpy(kg.frontier(theta, problem.constraint, smoothing))
-        sizes = [int(np.max(c)) + 1 for c in problem.capacity]
-        assert rows.shape == (*problem.batch, *sizes)
-        corners = [sorted({0, 1, size // 2, size - 1}) for size in sizes]
-        for capacities in itertools.product(*corners):
-            limit = kg.MultiKnapsack(problem.weights, list(capacities))
-            if smoothing is None:
-                y = kg.solve(problem.theta, limit)
-                expected = np.where(y > 0, problem.theta, 0.0).sum(-1)
-            else:
-                expected = kg.value(problem.theta, limit, smoothing)
-            np.testing.assert_allclose(
-                rows[(..., *capacities)], expected, atol=CLOSE[backend.widest], err_msg=str(capacities)
-            )
-
-
-def test_bounds_change_nothing_but_the_length_of_a_frontier(backend, regularizer):
-    problem = EDGES["capacities for each instance"]
-    theta, smoothing = backend.asarray(problem.theta, backend.widest), problem.regularizer(regularizer)
-    bounded = kg.MultiKnapsack(problem.weights, problem.capacity, max_capacities=[7, 120])
-    for call in (kg.relax, kg.frontier):
-        one, other = (backend.to_numpy(call(theta, x, smoothing)) for x in (bounded, problem.constraint))
-        if call is kg.frontier:
-            assert one.shape[-2:] == (8, 121)
-            one = one[..., : other.shape[-2], : other.shape[-1]]
-        np.testing.assert_allclose(one, other, atol=CLOSE[backend.widest])
 
 
 @settings(max_examples=15)
@@ -155,19 +63,6 @@ def test_at_most_k_items_is_a_list_of_top_k(regularizer):
     limit = kg.MultiKnapsack([np.ones(6, int), np.zeros(6, int)], [3, 5])
     expected = kg.relax(theta, kg.TopK(3, at_least=0), smoothing)
     np.testing.assert_allclose(kg.relax(theta, limit, smoothing), expected, atol=EXACT.relax)
-
-
-def test_a_nan_is_its_instance_and_no_other(backend, regularizer):
-    theta = np.cos(np.arange(20 * 5.0)).reshape(20, 5)
-    spoilt = theta.copy()
-    spoilt[7, 2], spoilt[11, 4] = np.nan, np.inf
-    limit, smoothing = kg.MultiKnapsack([[1] * 5, [3, 9, 2, 4, 1]], [3, 6]), getattr(kg, regularizer.capitalize())()
-    for call in (kg.relax, kg.value, kg.entropy):
-        y = backend.to_numpy(call(backend.asarray(spoilt, "float32"), limit, smoothing)).reshape(20, -1)
-        clean = backend.to_numpy(call(backend.asarray(theta, "float32"), limit, smoothing)).reshape(20, -1)
-        assert np.isnan(y[[7, 11]]).all()
-        others = np.delete(np.arange(20), [7, 11])
-        np.testing.assert_array_equal(y[others], clean[others])
 
 
 # A value.

@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import knapgrad as kg
 from backends import Backend
-from instances import EDGES, problems
+from kinds import EDGES
 from knapgrad.constraints import base
-from oracles import feasible
 
 # name -> what makes the value; each twice, from other containers
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -159,8 +156,9 @@ REALS: dict[str, Any] = {
 def test_whoever_forces_an_array_open_does_not_reach_what_kernels_read(make):
     value = make()
     names = [*value.arguments, "unit", "offset"] if hasattr(value, "unit") else [*value.arguments]
-    read = [y for y in (getattr(value, "_writeable", None), getattr(value, "_marked", None)) if y is not None]
-    before = [np.array(y) for y in read if isinstance(y, np.ndarray)]
+    lattice = value.lattice(4 if value.event_dims == 2 else 3) if isinstance(value, base.Constraint) else None
+    read = [] if lattice is None else [x for x in (lattice.weights, lattice.capacity, lattice.slack) if x is not None]
+    before = [np.array(y) for y in read]
     for x in (getattr(value, name, None) for name in names):
         while isinstance(x, np.ndarray):
             assert not x.flags.writeable
@@ -227,22 +225,10 @@ def asarray(backend: Backend, y: np.ndarray) -> Any:
     return backend.asarray(y, backend.widest)
 
 
-@given(data=st.data())
-def test_contains_is_the_enumeration(backend, constraint, data):
-    problem = data.draw(problems(constraint, max_n=4, one_shape=backend.is_jax))
-    y = problem.selections()
-    found = problem.constraint.contains(asarray(backend, y))
-    assert type(found) is type(asarray(backend, y)) and tuple(found.shape) == y.shape[:-1]
-    flat, expected = y.reshape(len(y), problem.size, problem.n), []
-    for rows in flat:
-        expected.append([feasible(row, w, limits) for row, (_, w, limits, _) in zip(rows, problem.rows())])
-    np.testing.assert_array_equal(
-        backend.to_numpy(found).reshape(len(y), problem.size), np.array(expected).reshape(len(y), -1)
-    )
-
-
 @pytest.mark.thinned_where_compiled(2)
-@pytest.mark.parametrize("edge", ["no batch", "batch of rank 2", "empty batch", "from 1 to 3", "no items"])
+@pytest.mark.parametrize(
+    "edge", ["no batch", "batch of rank 2", "empty batch", "from 1 to 3", "no items", "choices, batch of rank 2"]
+)
 def test_contains_takes_soft_selections_and_samples_in_front(edge, backend):
     problem = EDGES[edge]
     soft = np.full(problem.theta.shape, 0.5)
@@ -303,33 +289,6 @@ def test_a_least_weight_must_fit_the_batch():
         kg.relax(np.zeros((3, 2)), kg.Knapsack([1, 2], 3, at_least=[1, 2]), kg.Gini())
 
 
-UNREACHABLE = {
-    "more than all items weigh": kg.Knapsack(np.array([[3, 3, 3], [1, 1, 1], [3, 3, 3]]), 9, at_least=6),
-    "a sum that none has": kg.Knapsack(np.array([[1, 2, 3], [2, 4, 6], [1, 2, 3]]), 5, at_least=5),
-}
-
-
-@pytest.mark.thinned_where_compiled(2)
-@pytest.mark.parametrize("what", UNREACHABLE)
-def test_a_least_weight_that_cannot_be_reached(what, backend, regularizer):
-    """An error that names the instance, or NaN in that instance alone where nobody looks."""
-    theta = asarray(backend, np.random.default_rng(0).standard_normal((3, 3)))
-    constraint, smoothing = UNREACHABLE[what], getattr(kg, regularizer.capitalize())()
-    for call in (
-        lambda: kg.relax(theta, constraint, smoothing),
-        lambda: kg.value(theta, constraint, smoothing),
-        lambda: kg.solve(theta, constraint),
-        lambda: kg.entropy(theta, constraint, smoothing),
-        lambda: kg.sample(theta, constraint, smoothing, rng=backend.rng(0)),
-    ):
-        if backend.looks:
-            with pytest.raises(ValueError, match=r"instance 1 .*no feasible selection.*lower k or at_least"):
-                call()
-        else:
-            result = backend.to_numpy(call())
-            assert np.isnan(result[1]).all() and np.isfinite(result[[0, 2]]).all()
-
-
 def test_all_of_the_capacity_cannot_be_used_if_the_items_weigh_less():
     """A capacity above the total weight is cut to it, but not what must be used."""
     with pytest.raises(ValueError, match=r"instance 0 .*no feasible selection"):
@@ -347,22 +306,35 @@ def test_no_items_and_a_least_weight(backend):
         np.testing.assert_array_equal(np.isnan(backend.to_numpy(kg.value(theta, constraint, kg.Gini()))), [False, True])
 
 
+#: constraint, and a bound of its capacity
+BOUNDED: dict[str, tuple[str, Any]] = {
+    "knapsack": ("a least weight of every instance", 6),
+    "top-k": ("no batch, top-k", 4),
+    "at least k": ("from 1 to 3", 9),
+    "choices": ("choices, everything for each instance", 40),
+    "optional choices": ("choices, masked, optional", 40),
+    "budgets": ("budgets, capacities for each instance", [7, 120]),
+}
+
+
 @pytest.mark.thinned_where_compiled(2)
-def test_max_capacity_changes_no_result(backend, regularizer):
-    problem = EDGES["a least weight of every instance"]
-    theta, smoothing = asarray(backend, problem.theta), problem.regularizer(regularizer)
-    for plain, wide in (
-        (problem.constraint, kg.Knapsack(problem.weights, problem.capacity, at_least=problem.at_least, max_capacity=6)),
-        (kg.TopK(2), kg.TopK(2, max_capacity=4)),
-        (kg.TopK(2, at_least=1), kg.TopK(2, at_least=1, max_capacity=9)),
-    ):
-        assert wide.max_capacity in (4, 6, 9) and plain.max_capacity is None
-        assert wide.lattice(4).reach >= plain.lattice(4).reach
-        for one, other in (
-            (kg.relax(theta, c, smoothing) for c in (plain, wide)),
-            (kg.solve(theta, c) for c in (plain, wide)),
-        ):
-            np.testing.assert_array_equal(backend.to_numpy(one), backend.to_numpy(other))
+@pytest.mark.parametrize("name", BOUNDED)
+def test_max_capacity_changes_no_result(name, backend, regularizer):
+    edge, bound = BOUNDED[name]
+    problem = EDGES[edge]
+    plain, smoothing, theta = problem.constraint, problem.regularizer(regularizer), asarray(backend, problem.theta)
+    option = "max_capacities" if name == "budgets" else "max_capacity"
+    wide = type(plain)(**{**plain.arguments, option: bound})
+    assert np.array_equal(getattr(wide, option), bound) and getattr(plain, option) is None
+    close = {"rtol": 1e-13, "atol": 1e-13} if backend.widest == "float64" else {"rtol": 1e-5, "atol": 1e-6}
+    for call in (kg.relax, kg.value, kg.entropy):
+        one, other = (backend.to_numpy(call(theta, limit, smoothing)) for limit in (plain, wide))
+        np.testing.assert_allclose(one, other, **close)
+    one, other = (backend.to_numpy(kg.solve(theta, limit)) for limit in (plain, wide))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_max_capacity_is_cut_to_the_total_weight():
     assert kg.Knapsack([1, 2, 3], 2, max_capacity=5).lattice(3).reach == 5
     assert kg.Knapsack([1, 2, 3], 2, max_capacity=50).lattice(3).reach == 6
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import knapgrad as kg
-from knapgrad.kernels import first_calls
+from knapgrad.kernels import compile_log
 from knapgrad.kernels.numba import entries, launch
 from knapgrad.kernels.numba.variants import regularizer_of
 
@@ -57,7 +57,7 @@ class Kernel:
 
 @pytest.mark.parametrize("limit, said", [(-1.0, True), (60.0, False)])
 def test_a_first_call_that_waits_for_the_compiler_says_so_once(limit, said, monkeypatch, caplog):
-    monkeypatch.setattr(first_calls, "LONG", limit)
+    monkeypatch.setattr(compile_log, "LONG", limit)
     monkeypatch.setattr(entries, "_entries", {})
     kernel = Kernel()
     with caplog.at_level(logging.WARNING, "knapgrad"):

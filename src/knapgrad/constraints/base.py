@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from knapgrad import backends
+from knapgrad.arguments import is_exact
 from knapgrad.lattice import Lattice, moduli_of
 from knapgrad.values import Value
 
 _REMEMBERED = 64, 1 << 14  # constraints, and their numbers at most
 
 
+class Frontier(NamedTuple):
+    """What the entries of a frontier are."""
+
+    most: tuple[int | None, ...]  # the last capacity of each budget; None if it is traced
+    exactly: bool | None  # whether all of a capacity must be used; None if a part of it, which one table cannot serve
+
+
 class Constraint(Value, ABC):
     """A set of feasible selections. It is a value: it can be compared, hashed, pickled and copied, but not changed."""
 
-    event_dims = 1  # how many of the last dimensions of theta belong to one instance
-    max_capacity: int | None
+    event_dims: ClassVar[int] = 1  # how many of the last dimensions of theta belong to one instance
+    limit_name: ClassVar[str] = "capacity"  # of the argument that is the largest total
+    max_capacity: int | None = None
     copies: dict[Any, Any]  # of its lattice on devices, kept by the backend of a framework
     _fitting: dict[Any, backends.Backend]  # types and shapes of theta that were checked
-    _largest: int | None  # capacity, or k, of all instances; None if they are traced
-    _limit: int | None  # the same, or max_capacity if that was given: how long a frontier is
-    _exactly: bool | None  # whether all of it must be used; None if a least weight is something else, or traced
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         constraint = super().__new__(cls)
@@ -37,7 +43,18 @@ class Constraint(Value, ABC):
 
     @abstractmethod
     def lattice(self, n: int) -> Lattice:
-        """What the kernels need to know, for n items: NumPy arrays, or arrays that JAX traces."""
+        """What the kernels need to know, for n items: NumPy arrays, or arrays that JAX or torch.compile traces."""
+
+    def frontier_of(self, n: int) -> Frontier:
+        """What its frontier is, for n items."""
+        lattice = self.lattice(n)
+        return Frontier(tuple(side - 1 for side in lattice.box or (lattice.reach + 1,)), is_exact(lattice.slack))
+
+    @property
+    def widest(self) -> Any:
+        """The same with the largest capacity for every instance: a frontier is of all capacities, whatever their
+        batch."""
+        return self
 
     def lightest(self, event: tuple[int, ...]) -> Any:
         """What every selection weighs at least, 0 or integers that broadcast to the batch; the lattice is without
@@ -71,11 +88,11 @@ class Constraint(Value, ABC):
         >>> kg.MultipleChoice([3, 2, 2], capacity=5).contains(np.array([[1, 0, 0], [0, 1, 0]]))
         np.True_
         """
-        y = backends.plain("y", y)
+        y, constraint = backends.plain("y", y), self.checked
         backend = backends.check_array("y", y)
-        self.check(y.shape)
-        y = self.flat(backend, y, is_selection=True)
-        lattice = backend.lattice(self, y)
+        constraint.check(y.shape)
+        y = constraint.flat(backend, y, is_selection=True)
+        lattice = backend.lattice(constraint, y)
         with backend.exact():
             weights = backend.array(lattice.weights, y, "weights")
             capacity = backend.array(lattice.capacity, y, "capacity")
@@ -106,11 +123,12 @@ def _first_equal(constraint: Constraint, place: Any) -> Constraint:
     return constraint
 
 
-def check_constraint(constraint: Any) -> None:
+def check_constraint(constraint: Any) -> Constraint:
+    """The constraint, checked if JAX has put it together."""
     if not isinstance(constraint, Constraint):
         is_class = isinstance(constraint, type)
         given = f"{constraint.__name__} (a class: call it)" if is_class else type(constraint).__name__
         raise TypeError(
-            f"constraint must be a knapgrad.TopK, Knapsack, MultiKnapsack or MultipleChoice, got {given}; "
-            "for example knapgrad.TopK(3) or knapgrad.Knapsack(weights, capacity)"
+            f"constraint must be a knapgrad.TopK(k), knapgrad.Knapsack(weights, capacity) or another, got {given}"
         )
+    return constraint.checked

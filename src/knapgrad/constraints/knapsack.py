@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from knapgrad import backends
-from knapgrad.arguments import integers, is_exact, limits, marked, shown
+from knapgrad.arguments import integers
 from knapgrad.constraints.weighted import Weighted, checked_scale
-from knapgrad.lattice import Lattice, lattice_of
 from knapgrad.real import Scale, convert
+from knapgrad.values import read_only
 
 
 class Knapsack(Weighted):
@@ -36,8 +34,6 @@ class Knapsack(Weighted):
     array([1., 0., 0.])
     """
 
-    _lattice: Lattice
-
     def __init__(
         self,
         weights: Any,
@@ -48,23 +44,8 @@ class Knapsack(Weighted):
         scale: Scale | None = None,
     ) -> None:
         is_known, weights = backends.has_numbers(weights), integers("weights", weights, "one weight per item")
-        if weights.ndim == 0:
-            raise ValueError(
-                "weights must have one entry per item, got a single number; for equal weights use np.full(n, weight)"
-            )
-        capacity, at_least, slack, largest = limits(capacity, at_least, max_capacity)
-        limit, bound = max_capacity, largest if max_capacity is None else max_capacity
-        most = bound
-        if bound is None and is_known and not isinstance(weights, np.ndarray):  # torch compiles
-            bound = weights.sum(-1).max()
-        if self._static is not None and not (isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray)):
-            limit = most = self._static["_limit"]  # put together by JAX
-            bound = self._static["_reach"]
-        lattice = lattice_of(weights, marked(capacity, limit, at_least, weights), slack, bound)
-        self._keep(_writeable=weights, _marked=lattice.capacity, _slack=lattice.slack)
-        self._keep(weights=shown(weights), capacity=shown(capacity), at_least=shown(at_least))
-        self._keep(max_capacity=max_capacity, scale=checked_scale(scale), _lattice=lattice)
-        self._keep(_largest=largest, _exactly=is_exact(slack), _limit=most)
+        self._keep(weights=read_only(weights), scale=checked_scale(scale))
+        self._keep_limits(weights, capacity, at_least, max_capacity, is_known=is_known)
 
     @classmethod
     def from_real(cls, weights: Any, capacity: Any, *, at_least: Any = 0, resolution: int | None = None) -> Knapsack:
@@ -99,17 +80,3 @@ class Knapsack(Weighted):
         (False, True, 0.0)
         """
         return cls._from(convert(weights, capacity, at_least, resolution, optional=True, per_item=True))
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        if self._writeable.shape[-1] != shape[-1]:
-            raise ValueError(
-                f"weights must have one entry per item: got {self._writeable.shape[-1]} for theta of shape "
-                f"{tuple(shape)}, which has n = {shape[-1]} items"
-            )
-        self._check_broadcasts(shape)
-
-    def lattice(self, n: int) -> Lattice:
-        return self._lattice
-
-    def _fixed_parts(self) -> dict[str, Any]:
-        return super()._fixed_parts() | {"_reach": self._lattice.reach}

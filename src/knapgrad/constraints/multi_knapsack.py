@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.arguments import check_broadcast, integers, largest_of, marked, shown
-from knapgrad.constraints.base import Constraint
+from knapgrad.arguments import check_broadcast, integers, minus_one_where_invalid, most_of
+from knapgrad.constraints.base import Constraint, Frontier
 from knapgrad.constraints.knapsack import Knapsack
-from knapgrad.lattice import Lattice, largest_total
+from knapgrad.lattice import Lattice, as_array, at_most, largest_total, valid_where
 from knapgrad.real import Scale
-from knapgrad.values import Aside, Value
+from knapgrad.values import Value, read_only
 
 MOST_BUDGETS = 3
 _MOST_STATES = 2**31 - 2  # numbers of states have 32 bits on devices
@@ -54,8 +54,7 @@ class MultiKnapsack(Constraint):
     max_capacities: tuple[int, ...] | None
     scales: tuple[Scale, ...] | None
     _lattice: Lattice
-    _box: tuple[int, ...]
-    _most: tuple[int, ...]  # the bound of each budget, or its largest capacity: how long a frontier is
+    _most: tuple[int, ...]  # the bound of each budget, or its largest capacity
 
     def __init__(
         self,
@@ -90,13 +89,13 @@ class MultiKnapsack(Constraint):
             except ValueError:
                 raise ValueError(f"{name} of the budgets must broadcast together, got shapes {shapes}") from None
         bounds = _bounds(max_capacities, len(loads))
-        if self._static is not None and not all(isinstance(x, np.ndarray) for x in (*loads, *limits)):
-            most, box = self._static["_most"], self._static["_box"]  # put together by JAX
+        if self._widths is not None and not all(isinstance(x, np.ndarray) for x in (*loads, *limits)):
+            most, box = self._widths
         else:
-            most, box = _box_of(loads, limits, bounds, _given(capacities))
-        self._keep(_lattice=_encoded(loads, limits, bounds, box), _box=box, _most=most, _exactly=False)
-        self._keep(weights=shown(_together(loads)), capacities=shown(_together(limits)))
-        self._keep(max_capacities=bounds, scales=_checked_scales(scales, len(loads)), max_capacity=None, _largest=None)
+            most, box = _box_of(loads, limits, bounds, capacities)
+        self._keep(weights=read_only(_together(loads)), capacities=read_only(_together(limits)))
+        self._keep(max_capacities=bounds, scales=_checked_scales(scales, len(loads)))
+        self._keep(_lattice=_encoded(loads, limits, bounds, box), _most=most)
 
     @classmethod
     def from_real(cls, weights: Any, capacities: Any, *, resolution: Any = None) -> MultiKnapsack:
@@ -164,15 +163,17 @@ class MultiKnapsack(Constraint):
     @property
     def budgets(self) -> tuple[np.ndarray, ...]:
         """For each budget the real capacities that 0..C units stand for, C being its largest capacity."""
-        return tuple((scale or Scale()).budgets(most) for scale, most in zip(self._scales, self._most))
+        return tuple((scale or Scale()).budgets(most) for scale, most in zip(self._scales, self.checked._most))
 
     @property
     def _scales(self) -> tuple[Scale | None, ...]:
-        return (None,) * len(self._box) if self.scales is None else self.scales
+        return (None,) * len(self.capacities) if self.scales is None else self.scales
 
-    def _fixed_parts(self) -> dict[str, Any]:
-        numbers = {"max_capacities": self.max_capacities, "_box": self._box, "_most": self._most}
-        return {**numbers, "scales": Aside(self.scales)}
+    def widths(self) -> Any:
+        return self._most, self._lattice.box
+
+    def frontier_of(self, n: int) -> Frontier:
+        return Frontier(self._most, exactly=False)
 
     def check(self, shape: tuple[int, ...]) -> None:
         lattice = self._lattice
@@ -200,11 +201,6 @@ def _shares(weights: Any, capacities: Any) -> list[int]:
     return shares
 
 
-def _given(capacities: Any) -> Any:
-    """As they were written, for numbers in compiled code."""
-    return capacities if isinstance(capacities, (list, tuple)) else None
-
-
 def _per_budget(name: str, given: Any, meaning: str) -> list[Any]:
     """Integers of each budget."""
     if isinstance(given, (list, tuple)):
@@ -229,10 +225,11 @@ def _box_of(loads: list[Any], limits: list[Any], bounds: tuple[int, ...] | None,
     """How far each budget goes, and the sizes of the box, whose sides are no longer than sums of weights."""
     most, box = [], []
     for budget, (weights, capacity) in enumerate(zip(loads, limits)):
-        bound, written = None if bounds is None else bounds[budget], None if given is None else given[budget]
-        largest = largest_of(f"capacities[{budget}]", capacity, bound, written, f"max_capacities[{budget}]")
+        bound = None if bounds is None else bounds[budget]
+        written = given[budget] if isinstance(given, (list, tuple)) else None  # numbers in compiled code
+        limit = most_of(f"capacities[{budget}]", capacity, written, bound, f"max_capacities[{budget}]")
         total = int(largest_total(weights, 0).max(initial=0)) if isinstance(weights, np.ndarray) else None
-        limit = next((x for x in (bound, largest, total) if x is not None), None)
+        limit = total if limit is None else limit
         if limit is None:
             raise ValueError(
                 f"weights and capacities of budget {budget} are traced (by jax.jit or torch.compile), and a table must "
@@ -254,30 +251,22 @@ def _encoded(loads: list[Any], limits: list[Any], bounds: Any, box: tuple[int, .
     code: Any = 0
     goal: Any = 0
     never: Any = False
-    invalid: Any = False
+    valid: Any = True
     for budget, (weights, capacity) in enumerate(zip(loads, limits)):
         top, step = box[budget] - 1, prod(box[budget + 1 :])
-        known = isinstance(weights, np.ndarray) and isinstance(capacity, np.ndarray)
-        capacity = capacity if known else marked(capacity, bounds[budget] if bounds else None, None, weights)
-        code, never = code + weights * step, never | (weights > top)
-        goal, invalid = goal + (capacity + (top - capacity) * (capacity > top)) * step, invalid | (capacity < 0)
+        capacity = minus_one_where_invalid(capacity, bounds[budget] if bounds else None, None, weights)
+        code, never = code + weights * (weights > 0) * step, never | (weights > top)
+        goal, valid = goal + at_most(capacity, top) * step, valid & (capacity >= 0)
     reach = prod(box) - 1
-    code, goal = code + (reach + 1 - code) * never, (goal + 1) * (1 - 1 * invalid) - 1
+    code, goal = as_array(code + (reach + 1 - code) * never), valid_where(valid, goal)
     heaviest = int(code.max(initial=0)) if isinstance(code, np.ndarray) else reach + 1  # which is what never fits
-    if backends.is_compiling():
-        sizes = backends.load("torch").integers((reach, heaviest, *box))
-        return Lattice(code, goal, None, None, None, box=box, sizes=sizes)
-    code, goal = (np.asarray(x) if isinstance(x, (np.integer, int)) else x for x in (code, goal))
-    return Lattice(code, goal, None, reach, heaviest, box=box, sizes=np.array([reach, heaviest, *box]))
+    sizes = None if backends.is_compiling() else np.array([reach, heaviest, *box])
+    return Lattice(code, goal, None, reach, heaviest, box=box, sizes=sizes)
 
 
 def _together(parts: list[Any]) -> Any:
     """One array, whose first dimension is the budget."""
-    shape: tuple[int, ...] = ()
-    for x in parts:
-        own = (1,) * (len(shape) - x.ndim) + tuple(x.shape)
-        shape = (1,) * (x.ndim - len(shape)) + shape
-        shape = tuple(a if b == 1 else b for a, b in zip(shape, own))  # what does not fit, broadcasting refuses
+    shape = np.broadcast_shapes(*(tuple(x.shape) for x in parts))
     backend: Any = next((backends.backend_of(x) for x in parts if not isinstance(x, np.ndarray)), None)
     if backend is None:
         return np.stack([np.broadcast_to(x, shape) for x in parts])

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from knapgrad import backends
-from knapgrad.arguments import check_broadcast, integers, is_exact, largest_of, marked, shown, sizes_of, slack_of
-from knapgrad.constraints.base import Constraint
+from knapgrad.constraints.limited import Limited
 from knapgrad.lattice import Lattice
 
 
-class TopK(Constraint):
+class TopK(Limited):
     """Exactly k items; with ``at_least``, from ``at_least`` to k items.
 
     Args:
@@ -29,54 +28,22 @@ class TopK(Constraint):
     array([0., 1., 0.])
     """
 
+    limit_name = "k"
+    total_name = "number of items"
+    _counts = True
     k: Any
-    at_least: Any
-    max_capacity: int | None
-    _marked: Any
-    _slack: Any
-    _sizes: Any  # reach and heaviest for any n
 
     def __init__(self, k: Any, *, at_least: Any = None, max_capacity: int | None = None) -> None:
-        given, k = k, integers("k", k, "the number of items to pick")
-        largest = largest_of("k", k, max_capacity, given)
-        if at_least is None:
-            slack: Any = np.zeros((), np.int64)
-            exactly: bool | None = True
-        else:
-            at_least = integers("at_least", at_least, "the least number of items to pick")
-            slack = slack_of("k", k, at_least)
-            exactly = is_exact(slack)
-        limit, bound = max_capacity, largest if max_capacity is None else max_capacity
-        if self._static is not None and largest is None:  # put together by JAX
-            limit = bound = self._static["_limit"]
-        self._keep(k=shown(k), at_least=shown(at_least), max_capacity=max_capacity, _largest=largest, _limit=bound)
-        self._keep(_marked=marked(k, limit, at_least), _slack=slack, _exactly=exactly)
-        self._keep(_sizes=None if bound is None else sizes_of(bound, 1))
-
-    def _fixed_parts(self) -> dict[str, Any]:
-        static = {"max_capacity": self.max_capacity, "_limit": self._limit}
-        return static | {"at_least": None} if self.at_least is None else static
+        self._keep_limits(np.ones(1, np.int64), k, at_least, max_capacity, is_known=True, is_repeated=True)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        n = shape[-1]
-        if not backends.is_compiling() and self._largest is not None and self._largest > n:
-            raise ValueError(f"k must be in 0..n, got {self._largest} for n = {n} items; lower k, or add items")
-        check_broadcast("k", self._marked.shape, shape[:-1], "the batch shape of theta")
-        least = self._slack if backends.is_compiling() else self.at_least
-        if least is not None:
-            check_broadcast("at_least", least.shape, shape[:-1], "the batch shape of theta")
+        n, k = shape[-1], self.k
+        if not backends.is_compiling() and isinstance(k, np.ndarray) and k.max(initial=0) > n:
+            raise ValueError(f"k must be in 0..n, got {k.max()} for n = {n} items; lower k, or add items")
+        super().check(shape)
 
-    def lattice(self, n: int) -> Lattice:
-        if backends.is_compiling():
-            torch: Any = backends.load("torch")
-            k = torch.integers(self._marked)
-            k = (k + 1) * (k <= n) - 1  # -1 is not valid
-            sizes = sizes_of(n, 1) if self._sizes is None else torch.integers(self._sizes).clamp(max=n)
-            return Lattice(np.ones(n, np.int64), k, self._slack, None, None, sizes=sizes)
-        if n in self.copies:
-            return self.copies[n]
-        reach = n if self._sizes is None else min(int(self._sizes[0]), n)
-        lattice = Lattice(np.ones(n, np.int64), self._marked, self._slack, reach=reach, heaviest=min(n, 1))
-        if isinstance(self._marked, np.ndarray) and isinstance(self._slack, (np.ndarray, type(None))):  # not traced
-            self.copies[n] = lattice
-        return lattice
+    def _lattice(self, repeats: int) -> Lattice:
+        _, ones, k, slack, _, bound = self._numbers
+        if backends.is_compiling() or not isinstance(k, np.ndarray):
+            return super()._lattice(repeats)
+        return Lattice(ones.repeat(repeats), k, slack, min(int(bound), repeats), min(repeats, 1))

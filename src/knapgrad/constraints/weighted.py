@@ -1,4 +1,4 @@
-"""What constraints on one total weight share: shapes of limits, and the real numbers that integers may stand for."""
+"""What constraints on one total weight share: the real numbers that integers may stand for."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from knapgrad import backends
-from knapgrad.arguments import check_broadcast, shown
-from knapgrad.constraints.base import Constraint
+from knapgrad.constraints.limited import Limited
 from knapgrad.real import Converted, Scale
-from knapgrad.values import Aside
-
-_NO_LEAST = shown(np.zeros((), np.int64))
 
 
-class Weighted(Constraint):
+class Weighted(Limited):
     """A constraint on total weight, which may stand for real numbers: a weight of c units means ``offset + unit * c``.
 
     The integers of ``Knapsack(...)`` and ``MultipleChoice(...)`` stand for themselves. Those of ``from_real`` have a
@@ -24,12 +19,7 @@ class Weighted(Constraint):
 
     weights: Any
     capacity: Any
-    at_least: Any
-    max_capacity: int | None
     scale: Scale | None
-    _writeable: Any  # the weights, as kernels take them
-    _marked: Any  # the capacity
-    _slack: Any
 
     @classmethod
     def _from(cls, converted: Converted, **arguments: Any) -> Any:
@@ -38,27 +28,6 @@ class Weighted(Constraint):
             optimistic = cls(**converted.optimistic._asdict(), **arguments, scale=scale)
             scale = Scale(scale.unit, scale.offset, exact=False, optimistic=optimistic)
         return cls(**converted.integers._asdict(), **arguments, scale=scale)
-
-    @classmethod
-    def _assembled(cls, leaves: dict[str, Any], static: dict[str, Any]) -> Any:
-        constraint = super()._assembled(leaves, static)
-        if "at_least" in static:
-            constraint._keep(at_least=_NO_LEAST)
-        return constraint
-
-    def _fixed_parts(self) -> dict[str, Any]:
-        static = {"max_capacity": self.max_capacity, "scale": Aside(self.scale), "_limit": self._limit}
-        is_free = isinstance(self.at_least, np.ndarray) and self.at_least.ndim == 0 and self.at_least == 0
-        return static | {"at_least": 0} if is_free else static
-
-    def _check_broadcasts(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError unless all arrays broadcast to a theta of that shape, or to its batch."""
-        batch = shape[: len(shape) - self.event_dims]
-        check_broadcast("weights", self._writeable.shape, shape, "theta")
-        check_broadcast("capacity", self._marked.shape, batch, "the batch shape of theta")
-        least = self._slack if backends.is_compiling() else self.at_least
-        if least is not None:
-            check_broadcast("at_least", least.shape, batch, "the batch shape of theta")
 
     @property
     def unit(self) -> Any:
@@ -94,9 +63,10 @@ class Weighted(Constraint):
         """The real budgets ``offset + unit * c`` that c = 0..C units stand for, C being the largest capacity, or
         ``max_capacity`` if that was given: (C + 1,),
         or (*batch, C + 1) if units differ. They are the horizontal axis of :func:`frontier`."""
-        if self._limit is None:
+        most = self.checked._frontier.most[0]
+        if most is None:
             raise ValueError("capacity is traced, and there are no budgets to list; give max_capacity=...")
-        return (self.scale or Scale()).budgets(self._limit)
+        return (self.scale or Scale()).budgets(most)
 
 
 def checked_scale(scale: Any) -> Scale | None:

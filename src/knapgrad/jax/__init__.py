@@ -1,8 +1,9 @@
 """A distribution and layers for JAX. The operations are in :mod:`knapgrad` and take its arrays as they are, under every
 transformation; constraints and regularizers are pytrees."""
 
-from importlib import import_module
 from typing import Any
+
+from knapgrad.forks import imported
 
 __all__ = ["Relax", "Sample", "SubsetDistribution"]
 
@@ -22,7 +23,7 @@ _PLACES = {"Relax": "layers", "Sample": "layers", "SubsetDistribution": "distrib
 def __getattr__(name: str) -> Any:
     """Imported when they are used: :mod:`knapgrad` itself imports parts of this package."""
     if name in _PLACES:
-        return getattr(import_module(f"knapgrad.jax.{_PLACES[name]}"), name)
+        return getattr(imported(f"knapgrad.jax.{_PLACES[name]}"), name)
     raise AttributeError(f"module 'knapgrad.jax' has no attribute {name!r}")
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from knapgrad.arguments import LARGEST_TRACED
 from knapgrad.constraints import Constraint
 from knapgrad.jax import operators
 from knapgrad.kernels.jax_scan import float64
@@ -19,9 +20,25 @@ from knapgrad.regularizers import Regularizer
 
 where, broadcast_to, concatenate = jnp.where, jnp.broadcast_to, jnp.concatenate
 
-# Compiled once per regularizer and lattice, even if the caller does not use jit.
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled once per regularizer and lattice, even if the caller does not use jit."""
+
+    def with_floor(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, *extra: Array) -> Any:
+        return function(regularizer, theta, lattice, _floored(gamma, theta).astype(theta.dtype), *extra)
+
+    plain, floored = (jax.jit(f, static_argnums=0) for f in (function, with_floor))
+
+    def call(regularizer: str, theta: Array, lattice: Lattice, gamma: Any, *extra: Array) -> Any:
+        if _is_in_range(gamma, theta):
+            return plain(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype), *extra)
+        return floored(regularizer, theta, lattice, _positive(gamma), *extra)
+
+    return call
+
+
 _value, _operator, _entropy, _sample, _log_prob, _frontier = (
-    jax.jit(function, static_argnums=0)
+    _compiled(function)
     for function in (
         operators.value,
         operators.operator,
@@ -35,30 +52,29 @@ solve = jax.jit(operators.solve)
 
 
 def operator(theta: Array, lattice: Lattice, gamma: Any, regularizer: str, relaxed: bool) -> tuple[Array, Array | None]:
-    gamma = jnp.asarray(gamma, theta.dtype)
     if relaxed:
         return _operator(regularizer, theta, lattice, gamma)
     return _value(regularizer, theta, lattice, gamma), None
 
 
 def relax(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
-    return _operator(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))[1]
+    return _operator(regularizer, theta, lattice, gamma)[1]
 
 
 def entropy(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
-    return _entropy(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))
+    return _entropy(regularizer, theta, lattice, gamma)
 
 
 def frontier(theta: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
-    return _frontier(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype))
+    return _frontier(regularizer, theta, lattice, gamma)
 
 
 def sample(theta: Array, uniforms: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
-    return _sample(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype), uniforms)
+    return _sample(regularizer, theta, lattice, gamma, uniforms)
 
 
 def log_prob(theta: Array, y: Array, lattice: Lattice, gamma: Any, regularizer: str) -> Array:
-    return _log_prob(regularizer, theta, lattice, jnp.asarray(gamma, theta.dtype), y)
+    return _log_prob(regularizer, theta, lattice, gamma, y)
 
 
 def lattice(constraint: Constraint, theta: Array) -> Lattice:
@@ -71,18 +87,13 @@ def lattice(constraint: Constraint, theta: Array) -> Lattice:
             "capacities by a common factor, or give smaller capacities or bounds; if there is none, "
             f"{type(constraint).__name__}.from_real(..., resolution=...) rounds them safely"
         )
-    capacity, slack, reach = _clipped(known.capacity, -1, known.reach), known.slack, known.reach
-    if slack is not None:
-        slack = _clipped(slack - (known.capacity - capacity), -1, reach)
-    weights = _clipped(known.weights, 0, reach + 1)
-    if slack is not None and not isinstance(weights, np.ndarray):  # all items may be too light for the least weight
-        each = weights.reshape(*weights.shape[:-1], -1, known.options or 1).max(-1)
-        capacity = jnp.where(capacity - slack > each.sum(-1), -1, capacity)
+    slack = None if known.slack is None else _narrow(known.slack, -1, known.reach)
+    weights, capacity = _narrow(known.weights, 0, known.reach + 1), _narrow(known.capacity, -1, known.reach)
     return known.replace(weights=weights, capacity=capacity, slack=slack)
 
 
-def _clipped(x: Any, least: int, most: int) -> Any:
-    """As int32; in NumPy if x is known."""
+def _narrow(x: Any, least: int, most: int) -> Any:
+    """As int32, to which large numbers are cut; in NumPy if x is known."""
     return (np if isinstance(x, np.ndarray) else jnp).clip(x, least, most).astype(np.int32)
 
 
@@ -100,14 +111,50 @@ def unchanging(x: Array) -> np.ndarray | None:
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
 
 
+def version(x: Array) -> None:
+    return None
+
+
 def integers(x: Array) -> Array | None:
     if x.dtype.kind not in "iu":
         return None
-    return x if x.dtype in (np.int32, np.int64) else x.astype(np.int32)  # with room for a bound, and a sign
+    if x.dtype in (np.int32, np.int64):
+        return x
+    if x.dtype.itemsize >= 4:  # unsigned, and may wrap
+        x = jnp.minimum(x, LARGEST_TRACED)
+    return x.astype(np.int32)  # with room for a bound, and a sign
 
 
 def factor(regularizer: Regularizer) -> float:
     return regularizer.gamma
+
+
+def strength(gamma: Any, theta: Array) -> Any:
+    theta = computable(theta)
+    return gamma if _is_in_range(gamma, theta) else _floored(_positive(gamma), theta)
+
+
+_TINY = np.finfo(np.float32).tiny
+_SMALL = 1e-20  # scores up to 1e13 and more of such a gamma are in range
+
+
+def _is_in_range(gamma: Any, theta: Array) -> bool:
+    """Whether sums of theta / gamma are in the range of theta's type, as far as gamma is a number."""
+    return theta.dtype != jnp.float32 or (not isinstance(gamma, Array) and bool(gamma >= _SMALL))
+
+
+def _positive(gamma: Any) -> Array:
+    return gamma if isinstance(gamma, Array) else jnp.asarray(np.maximum(gamma, _TINY), jnp.float32)
+
+
+@jax.jit
+def _floored(gamma: Array, theta: Array) -> Array:
+    """Gamma that is at least 2**-110 of the largest score of its instance, so that sums of theta / gamma are in the
+    range of float32. XLA takes numbers below that range for 0, but not their bits."""
+    is_positive = gamma > 0 if gamma.dtype != jnp.float32 else jax.lax.bitcast_convert_type(gamma, jnp.int32) > 0
+    largest = jnp.where(jnp.isfinite(theta), abs(theta), 0.0).max(-1, initial=0.0)
+    least = jax.lax.stop_gradient(jnp.maximum(2.0**-110 * largest, _TINY))
+    return jnp.where(is_positive & (gamma < least), least.astype(gamma.dtype), gamma)
 
 
 def requires_grad(x: Array) -> bool:
@@ -159,7 +206,10 @@ as_total = as_type
 
 def array(x: Any, like: Array, name: str) -> Array:
     """Numbers or an array of any framework as a JAX array."""
-    return x if isinstance(x, Array) else jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
+    if isinstance(x, Array):
+        return x
+    with np.errstate(over="ignore"):  # what is beyond float32 is infinite
+        return jnp.asarray(x.detach().cpu().numpy() if hasattr(x, "detach") else x)
 
 
 def differentiate(function: Callable[[Array], Array], x: Array) -> Array:

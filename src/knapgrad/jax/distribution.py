@@ -91,7 +91,7 @@ class SubsetDistribution:
 
     def straight_through(self) -> Array:
         """The best selection, as :func:`knapgrad.solve`, whose derivative is that of the mean."""
-        return self._whole(self._with_derivative(backend.solve(self._scores, self._problem[0])[None])[0])
+        return self._whole(self._with_derivative(backend.solve(self._scores, self._problem.lattice)[None])[0])
 
     def log_prob(self, y: Array) -> Array:
         """(*samples, *batch) for selections (*samples, *batch, *event); -inf for those that are never drawn, NaN for
@@ -110,7 +110,7 @@ class SubsetDistribution:
         if self.event_shape != other.event_shape:
             raise ValueError(f"kl needs equal event shapes, got {self.event_shape} and {other.event_shape}")
         ours, theirs = self.constraint, other.constraint
-        known = ours._has_known_numbers() and theirs._has_known_numbers()
+        known = not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((ours, theirs)))
         if type(ours) is not type(theirs) or (known and ours != theirs):
             raise ValueError(f"kl needs two distributions under the same constraint, got {ours} and {theirs}")
         if self.regularizer.name == other.regularizer.name == "shannon":
@@ -140,14 +140,14 @@ class SubsetDistribution:
         return backend.computable(self._call.theta)
 
     @property
-    def _problem(self) -> tuple[Any, Array, str]:
-        lattice, gamma, name = self._call.problem
-        return lattice, jnp.asarray(gamma, self._scores.dtype), name
+    def _problem(self) -> ops.Problem:
+        problem = self._call.problem
+        return problem._replace(gamma=jnp.asarray(backend.strength(problem.gamma, self._scores), self._scores.dtype))
 
     @property
     def _scaled(self) -> Array:
         """theta / gamma, with a finite derivative by gamma where theta is -inf."""
-        scores, gamma = self._scores, self._problem[1]
+        scores, gamma = self._scores, self._problem.gamma
         out = scores == -inf
         return jnp.where(out, -inf, jnp.where(out, 0.0, scores) / gamma[..., None])
 
@@ -169,7 +169,7 @@ class SubsetDistribution:
     def _drawn(self, key: Array, sample_shape: tuple[int, ...]) -> Array:
         scores, (value, _, tables) = self._scores, self._tabulated
         uniforms = backend.uniforms(key, (prod(sample_shape), *scores.shape), scores)
-        return _walk(jax.lax.stop_gradient(scores), self._problem[0], value, tables, uniforms)
+        return _walk(jax.lax.stop_gradient(scores), self._problem.lattice, value, tables, uniforms)
 
     def _with_derivative(self, y: Array) -> Array:
         lattice, gamma, name = self._problem

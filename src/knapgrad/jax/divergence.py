@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def of_paths(p: SubsetDistribution, q: SubsetDistribution) -> Array:
     """The expected divergence of the decisions along p's paths."""
-    lattice, names = p._problem[0], (p.regularizer.name, q.regularizer.name)
+    lattice, names = p._problem.lattice, (p.regularizer.name, q.regularizer.name)
     shape = jnp.broadcast_shapes(p._scores.shape, q._scores.shape)
     ours, theirs = (jnp.broadcast_to(x._scaled, shape) for x in (p, q))
 

@@ -16,23 +16,27 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from knapgrad.kernels import jax_scan
+from knapgrad.kernels import jax_calls, jax_scan
 from knapgrad.kernels.numba import from_jax as on_cpu
+from knapgrad.kernels.operations import OPERATIONS
 from knapgrad.kernels.triton import from_jax as on_cuda
 from knapgrad.lattice import LARGEST, Lattice
 
 
-def _run(
-    name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Array, *extra: Array, axis: int = 0
-) -> Any:
-    """The kernel of that name: fused on CPUs and CUDA devices where it can be, elsewhere a scan. In extras the batch is
-    that axis."""
-    scan = partial(_batched, getattr(jax_scan, name), regularizer, axis)
-    found = {place.PLATFORM: place.find(name, regularizer, theta, lattice, _guarded) for place in (on_cpu, on_cuda)}
+def _run(name: str, regularizer: str, theta: Array, lattice: Lattice, gamma: Array, *extra: Array) -> Any:
+    """An operation of that name: fused on CPUs and CUDA devices where it can be, elsewhere a scan."""
+    operation = OPERATIONS[name]
+    scan = partial(_batched, getattr(jax_scan, name), regularizer, operation.axis)
+    found = {place.PLATFORM: place.find(name, regularizer, theta, lattice) for place in (on_cpu, on_cuda)}
     fused = {platform: function for platform, function in found.items() if function is not None}
     if not fused:
         return scan(theta, lattice, gamma, extra)
-    return lax.platform_dependent(theta, lattice, gamma, extra, default=scan, **fused)
+    elsewhere = jax_calls.traced_late(scan, operation)
+
+    def call(*arguments: Any) -> Any:
+        return lax.platform_dependent(*arguments, default=elsewhere, **fused)
+
+    return jax_calls.foldable(_guarded(call), operation.axis)(theta, lattice, gamma, extra)
 
 
 def _guarded(function: Any) -> Any:
@@ -183,7 +187,7 @@ frontier.defvjp(_frontier_forward, _frontier_backward)
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def log_prob(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, y: Array) -> Array:
     """(samples, *batch) for selections (samples, *batch, n)."""
-    return _run("log_prob", regularizer, theta, lattice, gamma, y, axis=1)
+    return _run("log_prob", regularizer, theta, lattice, gamma, y)
 
 
 @log_prob.defjvp
@@ -193,7 +197,7 @@ def _log_prob_jvp(regularizer: str, primals: Any, tangents: Any) -> Any:
 
     @jax.checkpoint  # to compute the tables again when it is transposed, rather than keep them
     def derivative(theta: Array, lattice: Lattice, gamma: Array, y: Array, z: Array) -> Array:
-        return _run("log_prob_jvp", regularizer, theta, lattice, gamma, y, z[None], axis=1)
+        return _run("log_prob_jvp", regularizer, theta, lattice, gamma, y, z[None])
 
     result = log_prob(regularizer, theta, lattice, gamma, y)
     return result, derivative(_constant(theta), lattice, _constant(gamma), y, direction)
@@ -251,7 +255,7 @@ def mode(regularizer: str, theta: Array, lattice: Lattice, gamma: Array) -> Arra
 def sample(regularizer: str, theta: Array, lattice: Lattice, gamma: Array, uniforms: Array) -> Array:
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
     theta, gamma = lax.stop_gradient((theta, gamma))
-    return _run("sample", regularizer, theta, lattice, gamma, uniforms, axis=1)
+    return _run("sample", regularizer, theta, lattice, gamma, uniforms)
 
 
 def solve(theta: Array, lattice: Lattice) -> Array:

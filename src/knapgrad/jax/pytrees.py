@@ -9,37 +9,66 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
-from knapgrad.real import hidden
-from knapgrad.values import Aside, Value
+from knapgrad import backends
+from knapgrad.arguments import narrow
+from knapgrad.real import Scale, unreadable
+from knapgrad.values import Value
 
-_LARGEST = 2**31 - 1  # JAX has integers of 32 bits unless it is told otherwise; tables have fewer columns
+
+class NotCompared:
+    """A static argument that no result depends on. JAX takes all of them for equal, so that another one compiles
+    nothing again."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NotCompared)
+
+    def __hash__(self) -> int:
+        return hash(NotCompared)
 
 
-def _narrow(x: Any) -> Any:
-    """Integers that JAX would wrap: a heavier item does not fit either, and a larger capacity is no limit."""
-    if isinstance(x, np.ndarray) and x.dtype == np.int64 and x.max(initial=0) > _LARGEST:
-        return np.asarray(np.minimum(x, _LARGEST))
-    return x
+def _structure(value: Value) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """The names of its leaves, and what is static. That of one that JAX put together stays; unless it was used since,
+    and its numbers are known, which may be other ones."""
+    made = value if value._structure is None else value.__dict__.get("_made")
+    if made is None or (made is not value and any(isinstance(x, jax.core.Tracer) for x in made.arguments.values())):
+        return value._structure
+    if "_parts" not in made.__dict__:
+        static: dict[str, Any] = {}
+        for name, x in made.arguments.items():
+            if made.is_default(name):
+                static[name] = made._parameters[name].default
+            elif not isinstance(x, float) and backends.backend_of(x) is None:
+                is_scale = isinstance(x[0] if isinstance(x, tuple) and x else x, Scale)
+                static[name] = NotCompared(x) if is_scale else x
+        leaves = tuple(name for name in made._parameters if name not in static)
+        made._keep(_parts=(leaves, (*static.items(), ("_widths", made.widths()))))
+    return made.__dict__["_parts"]
 
 
 def register(cls: type[Value]) -> None:
     """Makes a class known to JAX."""
 
     def flatten_with_keys(value: Value) -> tuple[Any, Any]:
-        leaves, static = value._parts()
-        keys = [(jax.tree_util.GetAttrKey(name), _narrow(x)) for name, x in leaves.items()]
-        return keys, (tuple(leaves), tuple(static.items()))
+        names, static = _structure(value)
+        return [(jax.tree_util.GetAttrKey(name), narrow(getattr(value, name))) for name in names], (names, static)
 
     def flatten(value: Value) -> tuple[Any, Any]:
-        leaves, static = value._parts()
-        return list(map(_narrow, leaves.values())), (tuple(leaves), tuple(static.items()))
+        names, static = _structure(value)
+        return [narrow(getattr(value, name)) for name in names], (names, static)
 
     def unflatten(structure: Any, leaves: Any) -> Value:
         names, static = structure
         if any(isinstance(x, jax.core.Tracer) for x in leaves):  # what is compiled runs for other scales as well
-            static = [(name, Aside(hidden(x.content)) if isinstance(x, Aside) else x) for name, x in static]
-        return cls._assembled(dict(zip(names, leaves)), dict(static))
+            static = tuple(
+                (name, NotCompared(unreadable(x.content)) if isinstance(x, NotCompared) else x) for name, x in static
+            )
+        value, parts = cls.__new__(cls), (*static, *zip(names, leaves))
+        value._keep(**{name: x.content if isinstance(x, NotCompared) else x for name, x in parts})
+        value._keep(_structure=(names, static))
+        return value
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

@@ -1,4 +1,5 @@
-"""What a fused kernel needs around it in JAX: a whole batch, however many axes are vmapped, on the devices where it is.
+"""What a fused kernel needs around it in JAX: a whole batch, however many axes are vmapped, on the devices where it is,
+and beside it a scan for other platforms.
 
 The functions here take theta (*batch, n), a lattice of arrays that broadcast to it, gamma that broadcasts to the batch,
 and extras. In extras and results the batch starts at axis 0, or at axis 1, after the samples.
@@ -18,7 +19,15 @@ from jax.experimental.custom_partitioning import SdyShardingRule, custom_partiti
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from knapgrad.kernels import jax_scan
+from knapgrad.kernels.operations import Operation
 from knapgrad.lattice import Lattice
+
+try:
+    from jax.core import ShapedArray
+    from jax.extend.core import Primitive
+    from jax.interpreters.mlir import lower_fun, register_lowering
+except ImportError:
+    Primitive = None  # type: ignore[assignment, misc]
 
 Kernel = Callable[[Array, Lattice, Array, tuple[Array, ...]], Any]
 
@@ -63,7 +72,8 @@ def foldable(function: Kernel, axis: int) -> Kernel:
 
 def spread(function: Kernel, axis: int) -> Kernel:
     """The same function, computed where the batch of theta is: nothing moves between devices. In the lattice that it
-    gets, and in gamma, arrays are of all instances, or one that they share. Its results are a tuple."""
+    gets, and in gamma, arrays are of all instances, or one that they share. It returns a tuple; of one result, that is
+    taken out."""
 
     def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
         *batch, n = theta.shape
@@ -82,9 +92,18 @@ def spread(function: Kernel, axis: int) -> Kernel:
             gamma, extra = own.pop("gamma"), others[len(given) :]
             return function(theta, lattice.replace(**own), gamma, extra)
 
-        return _where_the_batch_is(run, [*arrays, *extra], [*axes, *[axis] * len(extra)], axis)
+        return _alone(_where_the_batch_is(run, [*arrays, *extra], [*axes, *[axis] * len(extra)], axis))
 
     return call
+
+
+def _alone(results: tuple[Array, ...]) -> Any:
+    return results if len(results) > 1 else results[0]
+
+
+def is_explicit(x: Array) -> bool:
+    """Whether its type says how it is sharded."""
+    return AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
 
 
 def _where_the_batch_is(
@@ -106,7 +125,7 @@ def _where_the_batch_is(
 
     if any(map(jax_scan.varying_axes, arrays)):
         return on_device(*arrays)
-    if AxisType.Explicit in sharding.mesh.axis_types:
+    if is_explicit(arrays[0]):
         with jax_scan.float64(True):  # arrays may be float64 without x64, and JAX 0.11 would say that it narrows them
             shapes = jax.eval_shape(function, *[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays])
         given, found = (specs(sharding.spec[:rank], x, y) for x, y in ((arrays, axes), (shapes, repeat(out))))
@@ -138,3 +157,40 @@ def _where_the_batch_is(
     call = custom_partitioning(function)
     call.def_partition(partition=partition, sharding_rule=rule)
     return call(*arrays)
+
+
+def traced_late(function: Kernel, operation: Operation) -> Kernel:
+    """The same function, whose results have the shapes of an operation. It is traced when code is made for a platform
+    that needs it: a scan takes 10 to 50 times as long to trace as the call of a kernel."""
+
+    def call(*arguments: Any) -> Any:
+        theta, lattice, _, extra = arguments
+        leaves, tree = jax.tree.flatten(arguments)
+        if _late is None or is_explicit(theta) or any(map(jax_scan.varying_axes, leaves)):
+            return function(*arguments)  # types of results would have to say more than their shapes
+        samples = len(extra[0]) if operation.is_sampled else 0
+        shapes = tuple(operation.shape_of(x, theta.shape, lattice.reach, samples) for x in operation.results)
+        is_wide = jax.dtypes.canonicalize_dtype(jnp.float64) == jnp.float64
+        results = _late.bind(*leaves, function=function, tree=tree, shapes=shapes, is_wide=is_wide)
+        return _alone(tuple(results))
+
+    return call
+
+
+def _late_primitive() -> Any:
+    def run(*leaves: Array, function: Kernel, tree: Any, is_wide: bool, **_: Any) -> list[Array]:
+        with jax_scan.float64(is_wide):
+            return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves)))
+
+    def types(theta: Any, *_: Any, shapes: tuple[tuple[int, ...], ...], **__: Any) -> list[Any]:
+        return [ShapedArray(shape, theta.dtype) for shape in shapes]
+
+    found = Primitive("knapgrad_traced_late")
+    found.multiple_results = True
+    found.def_impl(run)
+    found.def_abstract_eval(types)
+    register_lowering(found, lower_fun(run, multiple_results=True))
+    return found
+
+
+_late = None if Primitive is None else _late_primitive()  # None: this version of JAX traces at once

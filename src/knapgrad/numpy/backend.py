@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from knapgrad.kernels.numba import operator as operator
 from knapgrad.kernels.numba import relax as relax
 from knapgrad.kernels.numba import sample as sample
 from knapgrad.kernels.numba import solve as solve
+from knapgrad.kernels.numba.launch import FEWER_SAMPLES, room_for
 from knapgrad.lattice import Lattice
 from knapgrad.regularizers import Regularizer
 
@@ -34,12 +36,20 @@ def numbers(x: np.ndarray) -> np.ndarray:
 known = unchanging = numbers
 
 
+def version(x: np.ndarray) -> None:
+    return None  # ours are copies
+
+
 def integers(x: np.ndarray) -> np.ndarray:
     return x
 
 
 def factor(regularizer: Regularizer) -> float:
     return regularizer.gamma
+
+
+def strength(gamma: Any, theta: np.ndarray) -> Any:
+    return gamma
 
 
 def requires_grad(x: np.ndarray) -> bool:
@@ -55,10 +65,14 @@ def array(x: Any, like: np.ndarray, name: str) -> np.ndarray:
 
 
 def as_type(x: Any, like: np.ndarray) -> np.ndarray:
+    if x.dtype is like.dtype:  # a small call notices the next line
+        return x
+    with np.errstate(over="ignore"):  # what is beyond the type is infinite, as in other frameworks
+        return np.asarray(x, like.dtype)
+
+
+def as_total(x: Any, like: np.ndarray) -> np.ndarray:
     return np.asarray(x, like.dtype)
-
-
-as_total = as_type
 
 
 def computable(x: np.ndarray) -> np.ndarray:
@@ -74,7 +88,8 @@ def exact() -> AbstractContextManager[Any]:
 
 
 def sum_double(x: np.ndarray) -> np.ndarray:
-    return x.sum(-1, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # of infinite scores of both signs
+        return x.sum(-1, dtype=np.float64)
 
 
 def take(rows: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -94,10 +109,21 @@ def differentiate(function: Callable[[np.ndarray], Any], x: np.ndarray) -> Any:
 
 
 def uniforms(rng: Any, shape: tuple[int, ...], like: np.ndarray) -> np.ndarray:
-    """From a Generator, a seed, or NumPy's global generator."""
-    if rng is None:
-        below_one = np.nextafter(like.dtype.type(1), like.dtype.type(0))
-        return np.minimum(np.random.random_sample(shape).astype(like.dtype), below_one)  # noqa: NPY002
-    if not isinstance(rng, (np.random.Generator, int, np.integer, np.random.SeedSequence)):
+    """From a Generator, a seed, or NumPy's global generator; the same numbers however many are drawn at a time."""
+    if rng is not None and not isinstance(rng, (np.random.Generator, int, np.integer, np.random.SeedSequence)):
         raise TypeError(f"rng must be a NumPy Generator, a seed or None for NumPy arrays, got {type(rng).__name__}")
-    return np.random.default_rng(rng).random(shape, dtype=like.dtype)
+    generator = None if rng is None else np.random.default_rng(rng)
+    if generator is not None and prod(shape) <= _AT_A_TIME:
+        return generator.random(shape, dtype=like.dtype)
+    numbers = room_for(shape, like.dtype, FEWER_SAMPLES)
+    flat, below_one = numbers.reshape(-1), np.nextafter(like.dtype.type(1), like.dtype.type(0))
+    for begin in range(0, flat.size, _AT_A_TIME):
+        part = flat[begin : begin + _AT_A_TIME]
+        if generator is None:
+            np.minimum(np.random.random_sample(part.size).astype(like.dtype), below_one, out=part)  # noqa: NPY002
+        else:
+            generator.random(out=part, dtype=like.dtype)
+    return numbers
+
+
+_AT_A_TIME = 1 << 22  # random numbers: Python looks for interrupts in between

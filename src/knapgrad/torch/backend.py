@@ -91,6 +91,10 @@ def unchanging(x: Tensor) -> None:
     return None
 
 
+def version(x: Tensor) -> Any:
+    return object() if x.is_inference() else private.version_of(x)
+
+
 def integers(x: Any) -> Tensor | None:
     """Numbers that are written in compiled code become tensors too."""
     if isinstance(x, int):
@@ -106,11 +110,15 @@ def integers(x: Any) -> Tensor | None:
 
 def open_number(x: float) -> Tensor:
     """A number that torch.compile may keep open."""
-    return x * torch.ones((), dtype=torch.float64)
+    return open_integer(x) if isinstance(x, int) else x * torch.ones((), dtype=torch.float64)
 
 
 def factor(regularizer: Regularizer) -> Any:
     return as_tensor(regularizer._strength) if torch.compiler.is_compiling() else regularizer.gamma
+
+
+def strength(gamma: Any, theta: Tensor) -> Any:
+    return gamma
 
 
 def requires_grad(x: Tensor) -> bool:
@@ -181,7 +189,7 @@ def lattice(constraint: Constraint, theta: Tensor) -> Lattice:
 def _lattice_in_graph(constraint: Constraint, theta: Tensor) -> Lattice:
     plain = constraint.lattice(theta.shape[-1])
     if not isinstance(plain.weights, np.ndarray):
-        return _traced(plain, theta.device)
+        return _sent(plain, theta.device)
     if not theta.is_cuda:
         return plain
     copy = constraint.copies.get((theta.device.index, theta.shape[-1]))
@@ -227,20 +235,6 @@ def _sent(plain: Lattice, device: torch.device) -> Lattice:
 
     arrays = {"weights": sent(plain.weights), "capacity": sent(plain.capacity), "slack": sent(plain.slack)}
     return plain.replace(**arrays, sizes=plain.sizes)
-
-
-def _traced(plain: Lattice, device: torch.device) -> Lattice:
-    """Of tensors whose values are not known. What is above the reach is cut to it, as for known ones."""
-    sent = _sent(plain, device)
-    reach = open_integer(plain.reach) if plain.sizes is None else plain.sizes[0]
-    capacity = torch.minimum(torch.clamp(sent.capacity, min=-1), reach)
-    slack = None
-    if sent.slack is not None:
-        slack = sent.slack - (sent.capacity - capacity)
-        each = sent.weights.unflatten(-1, (-1, sent.options or 1)).amax(-1)
-        capacity = torch.where(capacity - slack > each.sum(-1), -1, capacity)  # all items are too light
-    weights = sent.weights.clamp(min=0)  # below it the capacity is -1, and kernels must not leave their rows
-    return sent.replace(weights=weights, capacity=capacity, slack=slack, sizes=plain.sizes)
 
 
 def differentiate(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class SubsetDistribution(Distribution):
             raise TypeError(f"theta must be a torch tensor, got {type(theta).__name__}; convert it by torch.as_tensor")
         call = ops.prepare(theta, constraint, regularizer)
         self._call, self._gamma, self._problem = call, call.gamma, call.problem
-        self.theta, self.constraint, self.regularizer = theta, constraint, regularizer
+        self.theta, self.constraint, self.regularizer = theta, call.constraint, call.regularizer
         self._table: tuple[Tensor, Tensor, Tensor] | None = None
         self._versions: list[object] = []
         split = theta.dim() - constraint.event_dims
@@ -80,7 +80,7 @@ class SubsetDistribution(Distribution):
         """The most probable selection; for Shannon :func:`knapgrad.solve`, else it may differ."""
         with torch.no_grad():
             if self.regularizer.name == "shannon":
-                best = operators.solve(self._scores, self._problem[0])
+                best = operators.solve(self._scores, self._problem.lattice)
             else:
                 best = operators.mode(self._scores, *self._problem)
         return self._call.whole(best).to(self.theta.dtype)

@@ -36,8 +36,7 @@ class _Selection(nn.Module):
 
     @constraint.setter
     def constraint(self, constraint: Constraint | None) -> None:
-        if constraint is not None:
-            check_constraint(constraint)
+        constraint = None if constraint is None else check_constraint(constraint)
         old = [self._buffers.pop(name) for name in self._arrays if name in self._buffers]
         device = old[0].device if old and old[0] is not None else None
         self._constraint, self._arrays = constraint, _arrays_of(constraint)
@@ -119,7 +118,7 @@ class _Selection(nn.Module):
             for place, name, x, copy in old:
                 place[name] = x.copy_(copy)
 
-    def _constraint_in(self, state: Any, prefix: str, units: Tensor | None) -> Constraint | None:
+    def _constraint_in(self, state: Any, prefix: str, units: Any) -> Constraint | None:
         """The constraint of a state; that of the module, where the state has none, or one of other shapes."""
         gamma = state.get(prefix + "gamma")
         is_gamma = isinstance(gamma, Tensor) and not gamma.is_meta and "gamma" in {**self._parameters, **self._buffers}
@@ -158,17 +157,35 @@ def _units_of(constraint: Constraint | None) -> Tensor | None:
     return torch.tensor(rows.reshape(len(scales), 3, *rows.shape[1:]))
 
 
-def _scales_from(constraint: Constraint, units: Tensor | None) -> dict[str, Any]:
+def _scales_from(constraint: Constraint, units: Any) -> dict[str, Any]:
     """As an argument of the constraint. What would be optimistic is not saved; where nothing changes, it stays."""
     name = "scales" if "scales" in constraint.arguments else "scale"
     if name not in constraint.arguments:
         return {}
     present = _units_of(constraint)
-    if units is not None and present is not None and torch.equal(units.cpu(), present):
+    rows: Any = (
+        [] if units is None else _rows_of(units, len(constraint.arguments["weights"]) if name == "scales" else 1)
+    )
+    if units is not None and present is not None and np.array_equal(rows, present.numpy()):
         return {}
-    rows: Any = [] if units is None else units.double().cpu().numpy()
     scales = tuple(Scale(unit, offset, exact=bool(exact.all())) for unit, offset, exact in rows)
     return {name: (scales or None) if name == "scales" else (scales or (None,))[0]}
+
+
+def _rows_of(units: Any, budgets: int) -> np.ndarray:
+    """The units of a state, checked."""
+    shape = f"({budgets}, 3, ...): unit, offset, and whether it is exact"
+    if not isinstance(units, Tensor) or units.is_complex():
+        given = units.dtype if isinstance(units, Tensor) else type(units).__name__
+        raise TypeError(f"{_UNITS} must be a real tensor {shape}; got {given}")
+    if units.is_meta:
+        raise ValueError(f"{_UNITS} is on the meta device, and has no values")
+    if tuple(units.shape[:2]) != (budgets, 3):
+        raise ValueError(f"{_UNITS} must have the shape {shape}; got {tuple(units.shape)}")
+    rows = units.double().cpu().numpy()
+    if not (np.isfinite(rows).all() and (rows[:, 0] > 0).all()):
+        raise ValueError(f"{_UNITS} must be positive and finite, got {rows.tolist()}")
+    return rows
 
 
 def _arrays_of(constraint: Constraint | None) -> dict[str, Any]:
@@ -231,7 +248,7 @@ class Relax(_Layer):
             return ops.relax(theta, constraint, self.regularizer)
         call = ops.prepare(theta, constraint, self.regularizer)
         scores = backend.computable(call.theta)
-        y = operators.surrogate(scores, backend.solve(scores, call.problem[0]).unsqueeze(0), *call.problem)[0]
+        y = operators.surrogate(scores, backend.solve(scores, call.problem.lattice).unsqueeze(0), *call.problem)[0]
         return backend.as_type(call.whole(y), theta)
 
     def extra_repr(self) -> str:

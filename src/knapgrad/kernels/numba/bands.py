@@ -1,18 +1,13 @@
-"""Groups of instances, and which states of a row a group has to visit.
-
-A *group* is what one set of vectors works on, in one of two layouts that share all of the code:
-
-- 16 instances (8 in float64) with the same weights, one in each lane: cell c of a row is the vector at ``c * stride``;
-- one instance, with 16 neighbouring capacities in the lanes: ``stride`` is 1, and theta is the same in every lane.
+"""Which states of a row a group of instances has to visit.
 
 Only the *band* of live states of a row is touched (docs/math.md, "Live states"). It starts at
-``max(C - later weights, w_i)``. With ``prefix`` the sum of the weights up to the item, and ``flat`` the least slack in
-the group, it has two parts:
+``max(C - later weights, w_i)``. With ``prefix`` the sum of the weights up to the item, and ``least_slack`` the least
+slack in the group, it has two parts:
 
-- up to the *knee*, ``min(prefix, flat)``. From there to ``flat`` a row is constant, and the knee stands for all
-  of these states. (A plain knapsack has ``flat = C``, so this is all of its band.)
-- from ``flat + 1`` to ``min(prefix + slack, C)``; above, states are infeasible. (Where all of the capacity must be
-  used, ``flat`` is 0 and this is all.)
+- up to the *knee*, ``min(prefix, least_slack)``. From there to ``least_slack`` a row is constant, and the knee stands
+  for all of these states. (A plain knapsack has ``least_slack = C``, so this is all of its band.)
+- from ``least_slack + 1`` to ``min(prefix + slack, C)``; above, states are infeasible. (Where all of the capacity must
+  be used, ``least_slack`` is 0 and this is all.)
 
 Where the parts come close to each other they are one, and nothing is constant.
 
@@ -23,58 +18,28 @@ Before cell 0 of a row there is a margin that is infeasible, so that heavy optio
 With several budgets a row is a box of capacities, see :mod:`knapgrad.kernels.numba.boxes`.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
-from knapgrad.kernels.numba import boxes, vector
+from knapgrad.kernels.numba import boxes
+from knapgrad.kernels.numba.groups import LAST, members_of, own, pack_scores
 from knapgrad.kernels.numba.variants import by_kind, function, inline, kernel
-from knapgrad.kernels.numba.vector import lanes, load, total, where, zeros
-from knapgrad.lattice import FEASIBLE, INFEASIBLE, LARGEST
-
-
-class Batch(NamedTuple):
-    """A flat batch; what all instances share has one row."""
-
-    theta: Any  # (batch, n)
-    weights: Any  # (1 or batch, n), int64
-    capacity: Any  # (1 or batch,), int64, at most the total weight
-    slack: Any  # (1 or batch,), int64; if it is the capacity or more, all of it may stay unused
-    gamma: Any  # (1 or batch,), float64
-    stride: int  # lanes (instances in the lanes) or 1 (capacities in the lanes)
-    tree: Any  # of the options of a choice (lattice.tournament), flat; of a box its sides (boxes.sides_of); else None
-    options: int  # of a choice
-    entries: int  # of the table per state
-    margin: int  # cells before cell 0 of a row
-    keeps: bool  # whether the table has all steps, or one at a time
-    complete: bool  # whether the last row is needed down to state 0
-    reach: int  # the largest capacity in any group
-
-
-class Scratch(NamedTuple):
-    bands: Any  # (steps + 1, COLUMNS), int64: a row per step, an item or a choice, and one for the group
-    states: Any  # the capacities left along paths, int64
-    wide: Any  # float64: a row of V, then theta
-    narrow: Any  # theta's type: rows and tables
-    table: Any  # (1 or groups, cells), theta's type: Q
-    frame: Any  # what all this was made from, int64; a kernel says there which instance is out of range
-
-
-BEYOND = 8  # where in the frame: the number of the instance, counted from 1
+from knapgrad.kernels.numba.vector import item, lanes, set_item, zeros
+from knapgrad.lattice import FEASIBLE, INFEASIBLE
 
 # Columns of bands. COUNT, NEXT and END count vectors from START on: the lower part is up to COUNT, the upper from NEXT
-# to END. FILL and FROM say where the constant part of the row before is needed: up to FILL, and from FROM to flat, if
-# they are not negative. The row of the group has flat as its KNEE and the largest capacity as its TOP.
-START, KNEE, TOP, COUNT, NEXT, END, OFFSET, FILL, FROM = range(9)
+# to END. FILL and FROM say where the constant part of the row before is needed: up to FILL, and from FROM to the least
+# slack, if they are not negative. The row of the group has the least slack as its KNEE, and as its TOP (groups.LAST,
+# which all kinds have) the largest capacity.
+START, KNEE, TOP, COUNT, NEXT, END, OFFSET, FILL, FROM = 0, 1, LAST, *range(3, 9)
 COLUMNS = 11  # as many as boxes have
 
 
 @function
-def plan_items(batch, weights, lowest, highest, flat, slack, width, bands):
-    """Fills ``bands`` for a group with capacities from lowest to highest and slacks from flat to slack; returns the
-    table's length."""
+def plan_items(batch, weights, lowest, highest, least_slack, slack, width, bands):
+    """Fills ``bands`` for a group with capacities from lowest to highest and slacks from the least one to ``slack``;
+    returns the table's length."""
     n, stride = weights.shape[0], batch.stride
-    bands[n, KNEE], bands[n, TOP] = flat, highest
+    bands[n, KNEE], bands[n, TOP] = least_slack, highest
     low = 0
     for i in range(n):
         low = min(low + min(weights[i], highest + 1), lowest)
@@ -82,23 +47,23 @@ def plan_items(batch, weights, lowest, highest, flat, slack, width, bands):
         bands[i, START] = max(low, weights[i])
         low = max(low - min(weights[i], highest + 1), 0)
     prefix = offset = below = cells = 0
-    sharp, apart = flat < highest, True
+    sharp, apart = least_slack < highest, True
     unit, margin = (1, 0) if stride > 1 else (width, 2)  # cells per vector; vectors that may be overhung
     for i in range(n):
         prefix = min(prefix + min(weights[i], highest + 1), highest)
-        start, knee, top = bands[i, START], min(prefix, flat), min(prefix + max(slack, 0), highest)
+        start, knee, top = bands[i, START], min(prefix, least_slack), min(prefix + max(slack, 0), highest)
         count, end = (max(knee - start, -1) + unit) // unit, (max(top - start, -1) + unit) // unit
-        upper = max(flat + 1 - start, 0) // unit
-        apart = apart and knee < flat and (not sharp or upper > count + margin)
+        upper = max(least_slack + 1 - start, 0) // unit
+        apart = apart and knee < least_slack and (not sharp or upper > count + margin)
         fill, begin = knee, -1
         if not apart:
-            knee, count, upper = flat, end, end
+            knee, count, upper = least_slack, end, end
             if sharp:
-                fill, begin = -1, below + 1 if below < flat else -1
-        elif top <= flat:
+                fill, begin = -1, below + 1 if below < least_slack else -1
+        elif top <= least_slack:
             upper = end = count
         elif weights[i] > 0:
-            begin = max(knee, flat - weights[i]) + 1
+            begin = max(knee, least_slack - weights[i]) + 1
         if i == 0:  # the first row is there
             fill, begin = -1, -1
         bands[i, KNEE], bands[i, TOP], bands[i, COUNT], bands[i, NEXT], bands[i, END] = knee, top, count, upper, end
@@ -118,11 +83,11 @@ def heaviest_of(weights, k, options, limit):
 
 
 @function
-def plan_choices(batch, weights, lowest, highest, flat, slack, width, bands):
+def plan_choices(batch, weights, lowest, highest, least_slack, slack, width, bands):
     """The same for choices. START, KNEE, TOP, COUNT and OFFSET are used."""
     options, steps = batch.options, bands.shape[0] - 1
     unit = 1 if batch.stride > 1 else width
-    bands[steps, KNEE], bands[steps, TOP] = flat, highest
+    bands[steps, KNEE], bands[steps, TOP] = least_slack, highest
     low = 0
     for k in range(steps):
         low = min(low + heaviest_of(weights, k, options, highest + 1), lowest)
@@ -132,9 +97,9 @@ def plan_choices(batch, weights, lowest, highest, flat, slack, width, bands):
     prefix = offset = cells = 0
     for k in range(steps):
         prefix = min(prefix + heaviest_of(weights, k, options, highest + 1), highest)
-        top = min(prefix + max(slack, 0), highest) if flat < highest else prefix
+        top = min(prefix + max(slack, 0), highest) if least_slack < highest else prefix
         count = (max(top - bands[k, START], -1) + unit) // unit
-        bands[k, KNEE], bands[k, TOP] = flat if flat < highest else top, top
+        bands[k, KNEE], bands[k, TOP] = least_slack if least_slack < highest else top, top
         bands[k, COUNT], bands[k, OFFSET] = count, offset
         cells = max(cells, offset + count * width * batch.entries)
         offset += count * width * batch.entries if batch.keeps else 0
@@ -142,20 +107,6 @@ def plan_choices(batch, weights, lowest, highest, flat, slack, width, bands):
 
 
 plan = by_kind(plan_items, plan_choices, plan_items)
-
-
-@inline
-def members_of(batch, group, width):
-    """The first instance of a group and the number of instances in it."""
-    if batch.stride == 1:
-        return group, 1
-    return group * width, min(width, batch.theta.shape[0] - group * width)
-
-
-@inline
-def own(array, instance):
-    """The row of an instance in an array that may hold one row for all."""
-    return array[instance] if array.shape[0] > 1 else array[0]
 
 
 @inline
@@ -174,11 +125,11 @@ def bands_of_rows(batch, group, width, bands):
         lowest = min(lowest, own(batch.capacity, b))
         highest = max(highest, own(batch.capacity, b))
     lowest = 0 if batch.complete else lowest
-    flat = slack = slack_of(batch, first, highest)
+    least_slack = slack = slack_of(batch, first, highest)
     for b in range(first + 1, first + members):
-        flat = min(flat, slack_of(batch, b, highest))
+        least_slack = min(least_slack, slack_of(batch, b, highest))
         slack = max(slack, slack_of(batch, b, highest))
-    return plan(batch, own(batch.weights, first), lowest, highest, flat, slack, width, bands)
+    return plan(batch, own(batch.weights, first), lowest, highest, least_slack, slack, width, bands)
 
 
 bands_of = by_kind(bands_of_rows, bands_of_rows, boxes.bands_of_box)
@@ -205,20 +156,29 @@ def is_sharp(bands):
 
 
 @inline
-def settled(c, bands, i):
-    """The state of row i that stands for c. (Only infeasible paths come above the top.)"""
-    c = min(c, bands[i, TOP])
-    return min(c, bands[i, KNEE]) if c <= bands[bands.shape[0] - 1, KNEE] else c
+def settle(c, knee, top, least_slack):
+    """The state of a row that stands for c, whatever c is: every path goes on from here, those without a feasible
+    selection and of NaN included, and so never leaves its row."""
+    c = min(c, top)
+    return min(c, knee) if c <= least_slack else c
 
 
 @inline
-def goal_of_row(batch, scratch, instance):
-    """The cell from which an instance starts its way back."""
-    last = scratch.bands.shape[0] - 2
-    return batch.margin + (settled(own(batch.capacity, instance), scratch.bands, last) if last >= 0 else 0)
+def settled(c, bands, i):
+    """The same, in row i."""
+    return settle(c, bands[i, KNEE], bands[i, TOP], bands[bands.shape[0] - 1, KNEE])
 
 
-goal_of = by_kind(goal_of_row, goal_of_row, boxes.goal_of_box, is_inline=True)  # called for every lane
+@function
+def goals_in_row(batch, bands, first, members, goals):
+    """The cells from which instances start their way back."""
+    last = bands.shape[0] - 2
+    for lane in range(members):
+        c = settled(own(batch.capacity, first + lane), bands, last) if last >= 0 else 0
+        set_item(goals, lane, batch.margin + c)
+
+
+find_goals = by_kind(goals_in_row, goals_in_row, boxes.goals_in_box)
 
 
 @function
@@ -237,69 +197,6 @@ def start_of_row(batch, bands, first, members, row, never):
 start_row = by_kind(start_of_row, start_of_row, boxes.start_of_box)
 
 
-@function
-def pack(array, gamma, first, members, stride, width, packed):
-    """(members, n), divided by gamma, to (n, width): one instance in each lane, or in all."""
-    for lane in range(width):
-        b = first + (0 if stride == 1 else min(lane, members - 1))
-        scale = 1.0 / own(gamma, b) if own(gamma, b) > 0.0 else np.nan
-        for i in range(array.shape[1]):
-            packed[i * width + lane] = array[b, i] * scale
-
-
-@inline
-def all_in_range(packed, width, like):
-    if packed.shape[0] == 0:
-        return True
-    outside = load(packed, 0, like) * 0.0
-    for p in range(0, packed.shape[0], width):
-        size = vector.abs(load(packed, p, like))
-        outside = where(size < LARGEST, outside, size)
-    return total(outside) == 0.0
-
-
-@function
-def pack_scores(batch, first, members, width, packed, frame, like):
-    """Divided by gamma; -inf takes an item out, +inf and what is out of range becomes NaN. Returns whether there is a
-    NaN."""
-    pack(batch.theta, batch.gamma, first, members, batch.stride, width, packed)
-    if all_in_range(packed, width, like):
-        return False
-    has_nan = False
-    for p in range(packed.shape[0]):
-        if not abs(packed[p]) <= LARGEST:
-            b = first + (0 if batch.stride == 1 else min(p % width, members - 1))
-            score, is_valid = batch.theta[b, p // width], own(batch.gamma, b) > 0.0
-            if score == -np.inf and is_valid:
-                packed[p] = INFEASIBLE
-                continue
-            packed[p], has_nan = np.nan, True
-            if np.isfinite(score) and is_valid:
-                frame[BEYOND] = b + 1
-    return has_nan
-
-
-@function
-def is_nan(theta, lane, width):
-    """Whether the instance in a lane is NaN: one score is enough, even of an item that is too heavy."""
-    for p in range(lane, theta.shape[0], width):  # noqa: SIM110  Numba has no any() of a generator
-        if np.isnan(theta[p]):
-            return True
-    return False
-
-
-@function
-def unpack(packed, first, members, stride, width, array):
-    """(n, width) to (members, n): the reverse, where lanes of capacities add up."""
-    like = zeros(packed)
-    for i in range(array.shape[1]):
-        if stride == 1:
-            array[first, i] = total(load(packed, i * width, like))
-        else:
-            for lane in range(members):
-                array[first + lane, i] = packed[i * width + lane]
-
-
 @inline
 def row_length(batch, width):
     """With room for the vector that may overhang the last cell, and the one that extends it."""
@@ -313,6 +210,7 @@ def prepare(batch, scratch, group):
     width, n = lanes(scratch.narrow), batch.theta.shape[1]
     first, members = members_of(batch, group, width)
     bands_of(batch, group, width, scratch.bands)
+    find_goals(batch, scratch.bands, first, members, scratch.goals)
     row = row_length(batch, width)
     theta = scratch.wide[row : row + n * width]
     has_nan = pack_scores(batch, first, members, width, theta, scratch.frame, zeros(scratch.narrow))
@@ -321,10 +219,11 @@ def prepare(batch, scratch, group):
 
 
 @inline
-def final(batch, scratch, V, instance, lane):
-    """[V] at the goal; -inf for an infeasible instance."""
-    value = V[goal_of(batch, scratch, instance) * batch.stride + lane]
-    return -np.inf if value < FEASIBLE else value
+def finish(batch, goals, V, first, members, value):
+    """[V] at the goals; -inf for an infeasible instance."""
+    for lane in range(members):
+        final = item(V, item(goals, lane) * batch.stride + lane)
+        value[first + lane] = -np.inf if final < FEASIBLE else final
 
 
 @inline

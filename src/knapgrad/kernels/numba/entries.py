@@ -9,9 +9,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.ma  # which Numba imports in its first call: here a fork waits for that
 from numba import typeof
 
-from knapgrad.kernels.first_calls import mention
+from knapgrad.kernels.compile_log import mention
 from knapgrad.kernels.numba.private import is_kept
 
 _entries: dict[Any, Callable[..., None]] = {}

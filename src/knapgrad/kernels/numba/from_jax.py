@@ -19,16 +19,13 @@ import numpy as np
 from jax import Array
 
 from knapgrad.kernels import jax_calls, jax_scan
-from knapgrad.kernels.numba.boxes import sides_of
-from knapgrad.kernels.numba.launch import NANOSECONDS_PER_VECTOR, kind_of, tree_of
+from knapgrad.kernels.numba.layout import frame_of, kind_of, structure_of
 from knapgrad.kernels.numba.variants import CHOICES, KINDS
+from knapgrad.kernels.operations import OPERATIONS
 from knapgrad.lattice import Lattice
-from knapgrad.regularizers import REGULARIZERS, Hard
+from knapgrad.regularizers import functions
 
 PLATFORM = "cpu"
-_SCANNED = {"log_prob_jvp"}  # operations that have no kernel here
-_PATHS = {"sample", "log_prob"}  # whose extras and results begin with samples
-_WIDE = {"frontier", "frontier_vjp"}  # which are computed in float64, up to the reach
 _MEMORY = np.frombuffer(
     b"knapgrad: the tables do not fit into memory; divide weights and capacity by a common factor; if there is none, "
     b"from_real(weights, capacity, resolution=...) rounds them safely\0",
@@ -48,113 +45,87 @@ _tasks: dict[tuple[Any, ...], int | None] = {}
 
 def target(kind: int) -> str | None:
     """The name under which XLA has our handler; None if it does not take it."""
+
+    def make() -> str:
+        if sys.platform == "win32":
+            raise NotImplementedError("the functions of the C library are not found on Windows")
+        from knapgrad.kernels.numba import handlers
+
+        name = f"knapgrad_{KINDS[kind]}"
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handlers.handler(kind).ctypes), platform=PLATFORM)
+        return name
+
+    return _once(_targets, kind, make)
+
+
+def task(name: str, regularizer: str, dtype: str, kind: int) -> int | None:
+    """The number of what runs an operation, on items, choices or boxes; None if it cannot be had from this version of
+    Numba."""
+
+    def make() -> int:
+        from knapgrad.kernels.numba import tasks
+
+        return tasks.task(name, regularizer, dtype, kind)
+
+    functions(regularizer)  # an unknown one is an error
+    return _once(_tasks, (name, regularizer, dtype, kind), make)
+
+
+def _once(made: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """What is made when it is first needed; None, and a warning, where that fails."""
     with _lock:
-        if kind not in _targets:
-            name = f"knapgrad_{KINDS[kind]}"
+        if key not in made:
             try:
-                if sys.platform == "win32":
-                    raise NotImplementedError("the functions of the C library are not found on Windows")
-                from knapgrad.kernels.numba import handlers
-
-                capsule = jax.ffi.pycapsule(handlers.handler(kind).ctypes)
-                jax.ffi.register_ffi_target(name, capsule, platform=PLATFORM)
-                _targets[kind] = name
+                made[key] = make()
             except Exception as error:
-                _warn(error)
-                _targets[kind] = None
-        return _targets[kind]
+                made[key] = None
+                warnings.warn(
+                    f"knapgrad runs JAX on this CPU without its own kernels, about 4 times slower: {error!r}",
+                    stacklevel=4,
+                )
+        return made[key]
 
 
-def task(*key: Any) -> int | None:
-    """The number of what runs an operation, with a regularizer, on a dtype, on items, choices or boxes; None if it
-    cannot be had from this version of Numba."""
-    with _lock:
-        if key not in _tasks:
-            try:
-                from knapgrad.kernels.numba import tasks
-
-                _tasks[key] = tasks.task(*key)
-            except Exception as error:
-                if key[1] not in (*REGULARIZERS, Hard.name):
-                    raise
-                _warn(error)
-                _tasks[key] = None
-        return _tasks[key]
-
-
-def _warn(error: Exception) -> None:
-    warnings.warn(
-        f"knapgrad runs JAX on this CPU without its own kernels, about 4 times slower: {error!r}", stacklevel=4
-    )
-
-
-def find(
-    name: str, regularizer: str, theta: Array, lattice: Lattice, guard: Callable[..., Any] = lambda f: f
-) -> jax_calls.Kernel | None:
-    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it. The
-    guard is put around it."""
-    kind = kind_of(lattice)
-    if name in _SCANNED or theta.size == 0 or jax.default_backend() != PLATFORM:
+def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> jax_calls.Kernel | None:
+    """The function ``(theta, lattice, gamma, extra) -> results`` for a batch like theta, if kernels can run it."""
+    if OPERATIONS[name].kernel is None or theta.size == 0 or jax.default_backend() != PLATFORM:
         return None  # on a GPU, kernels of the CPU would rarely be used
+    kind = kind_of(lattice)
     solves = name == "solve" and kind != CHOICES  # the best selection of items is drawn with the hard maximum
-    operation, dtype = "sample" if solves else name, "float64" if name in _WIDE else np.dtype(theta.dtype).name
-    handler = target(kind)
-    number = None if handler is None else task(operation, regularizer, dtype, kind)
+    name = "sample" if solves else name
+    operation = OPERATIONS[name]
+    handler, dtype = target(kind), "float64" if operation.is_wide else np.dtype(theta.dtype).name
+    number = None if handler is None else task(name, regularizer, dtype, kind)
     if handler is None or number is None:
         return None
-    run = jax_calls.spread(partial(_run, operation, handler, number), axis=1 if operation in _PATHS else 0)
+    run = jax_calls.spread(partial(_run, name, handler, number), operation.axis)
 
     def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
         if solves:
-            return run(theta, lattice, gamma, (jnp.full((1, *theta.shape), 0.5, theta.dtype),))[0][0]
-        if name.startswith("entropy"):
+            return run(theta, lattice, gamma, (jnp.full((1, *theta.shape), 0.5, theta.dtype),))[0]
+        if operation.direction == "entropy":
             extra = (jnp.zeros_like(theta),)
-        if name not in _WIDE:
-            results = run(theta, lattice, gamma, extra)
-        else:
-            with jax_scan.float64(True):
-                wide = (jax.tree.map(lambda x: x.astype(jnp.float64), x) for x in (gamma, extra))
-                complete = lattice.replace(capacity=np.array(lattice.reach, np.int32))
-                results = run(theta.astype(jnp.float64), complete, *wide)
-                results = tuple(x.astype(theta.dtype) for x in results)
-        return results if len(results) > 1 else results[0]
+        if operation.is_complete:
+            lattice = lattice.replace(capacity=np.array(lattice.reach, np.int32))
+        if not operation.is_wide:
+            return run(theta, lattice, gamma, extra)
+        with jax_scan.float64(True):
+            wide = jax.tree.map(lambda x: x.astype(jnp.float64), (theta, gamma, extra))
+            return run(wide[0], lattice, *wide[1:]).astype(theta.dtype)
 
-    return jax_calls.foldable(guard(call), axis=1 if name in _PATHS else 0)
+    return call
 
 
 def _run(
     name: str, handler: str, number: int, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     """On one device."""
-    from knapgrad.kernels.numba import handlers, tasks
-
-    operation, m = tasks.OPERATIONS[name], lattice.options
-    samples = extra[0].shape[0] if name in _PATHS else 0
-    weight = operation.weight + samples * operation.weight_of_sample
-    numbers = np.zeros(handlers.PICOSECONDS + 1, np.int64)
-    numbers[handlers.TASK], numbers[handlers.LIMITED] = number, lattice.slack is not None
-    numbers[handlers.OPTIONS], numbers[handlers.ENTRIES] = m, operation.entries or m
-    numbers[handlers.MARGIN] = lattice.heaviest if m else 0
-    numbers[handlers.KEEPS], numbers[handlers.COMPLETE] = operation.keeps, operation.complete
-    numbers[handlers.ROWS], numbers[handlers.TABLES] = operation.rows, operation.tables
-    numbers[handlers.SAMPLES], numbers[handlers.PICOSECONDS] = samples, weight * 1000 * NANOSECONDS_PER_VECTOR
-    shapes = _results(name, theta.shape, samples, lattice.reach)
-    call = jax.ffi.ffi_call(handler, tuple(jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes))
+    operation, structure = OPERATIONS[name], structure_of(lattice)
+    samples = extra[0].shape[0] if operation.is_sampled else 0
+    shapes = (operation.shape_of(array, theta.shape, lattice.reach, samples) for array in operation.results)
+    call = jax.ffi.ffi_call(handler, [jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes])
     slack = jnp.zeros(1, jnp.int32) if lattice.slack is None else lattice.slack
     arrays = jax_scan.varying((theta, lattice.weights, lattice.capacity, slack, gamma, *extra))
-    tree = sides_of(lattice.box).reshape(-1) if lattice.box else tree_of(max(m, 1))
-    return tuple(call(*arrays, memory=_MEMORY, missing=_MISSING, numbers=numbers, tree=tree))
-
-
-def _results(name: str, shape: tuple[int, ...], samples: int, reach: int) -> list[tuple[int, ...]]:
-    """The shapes of the results for a theta of that shape."""
-    batch = shape[:-1]
-    return {
-        "value": [batch],
-        "operator": [batch, shape],
-        "entropy": [batch],
-        "entropy_grad": [batch, shape],
-        "sample": [(samples, *shape)],
-        "log_prob": [(samples, *batch)],
-        "frontier": [(*batch, reach + 1)],
-    }.get(name, [shape])
+    frame = frame_of(operation, lattice, samples, number)
+    structure = np.zeros(0, np.int64) if structure is None else structure
+    return tuple(call(*arrays, frame=frame, memory=_MEMORY, missing=_MISSING, structure=structure.reshape(-1)))

@@ -1,4 +1,4 @@
-"""What XLA calls on a CPU: a handler, which plans a call as :mod:`knapgrad.kernels.numba.launch` does, and has its work
+"""What XLA calls on a CPU: a handler, which lays out a call (:mod:`knapgrad.kernels.numba.layout`), and has its work
 done by a task (:mod:`knapgrad.kernels.numba.tasks`).
 
 A handler serves all operations. It finds the task by a number in a table of this process, so that no address gets into
@@ -13,30 +13,25 @@ from typing import Any
 import numpy as np
 from llvmlite import binding
 from numba import carray, types  # type: ignore[attr-defined]
+from numba.extending import overload
 
 from knapgrad.kernels.numba import frames, vector, xla
-from knapgrad.kernels.numba.bands import COLUMNS, Batch, measure, row_length
 from knapgrad.kernels.numba.frames import pointer
-from knapgrad.kernels.numba.launch import LARGEST_SHARED_TABLE
+from knapgrad.kernels.numba.layout import lay_out, slice_of
 from knapgrad.kernels.numba.private import c_function
 from knapgrad.kernels.numba.threads import WORTH_WAKING
 from knapgrad.kernels.numba.variants import KINDS, SOURCES, function, inline
 from knapgrad.kernels.numba.xla import words
 
-# Attributes, in the order of their names: what to say if memory runs out, or if a task is not in the table; numbers;
-# the tree of choices, or the sides of a box.
-MEMORY, MISSING, NUMBERS, TREE = range(4)
-# Numbers.
-TASK, OPTIONS, ENTRIES, MARGIN, KEEPS, COMPLETE, LIMITED, ROWS, TABLES, SAMPLES, PICOSECONDS = range(11)
+# Attributes, in the order of their names: the frame of a layout, so far as it is known; what to say if memory runs out,
+# or if a task is not in the table; the structure (layout.structure_of).
+FRAME, MEMORY, MISSING, STRUCTURE = range(4)
 # Arguments that every operation has.
 THETA, WEIGHTS, CAPACITY, SLACK, GAMMA, EXTRA = range(6)
-# A block: who holds it, slices, whether memory ran out, the call, sizes, addresses, scratch in the order of its frame;
-# then a layout and arrays.
-USERS, NEXT, DONE, SLICES, SLICE, GROUPS, FAILED, FRAME, KERNEL, SIZE, N, STRIDE = range(12)
-GAMMAS, GAMMA_AT, VALUE_AT, TANGENT_AT, INTEGERS, WIDE, NARROW, CELLS, LAYOUT = range(12, 21)
-ARRAYS = LAYOUT + frames.CELLS + 1
+# A block: who holds it, slices, whether memory ran out, the call, addresses, the frame of the layout; then arrays.
+USERS, NEXT, DONE, SLICES, SLICE, FAILED, CALL, KERNEL, GAMMAS, GAMMA_AT, VALUE_AT, TANGENT_AT, LAYOUT = range(13)
+ARRAYS = LAYOUT + frames.LAYOUT
 
-_WORTH_WAKING = int(1000 * WORTH_WAKING)  # picoseconds
 _ALL = 2**62  # a slack that no capacity exceeds
 _MOST_TASKS = 4096
 TASKS = np.zeros((_MOST_TASKS, 3), np.int64)  # (number, address of the task, address of its kernel)
@@ -44,98 +39,51 @@ _NAME = f"knapgrad_tasks_{SOURCES}"
 binding.add_symbol(_NAME, frames.address(TASKS))
 
 
-@inline
-def flag(number):
-    return number != 0
-
-
 @function
-def batch_of(frame, tree, weights, capacity, slack, stride, reach):
-    numbers, theta = xla.attribute(frame, NUMBERS), xla.argument(frame, THETA)
-    n = xla.last_dimension(theta)
-    unused = carray(xla.data(theta), (xla.length(theta) // n, n), np.float32)  # its shape counts
-    return Batch(
-        unused, weights, capacity, slack, np.ones(1), stride, tree, numbers[OPTIONS], numbers[ENTRIES],
-        numbers[MARGIN], flag(numbers[KEEPS]), flag(numbers[COMPLETE]), reach,
-    )  # fmt: skip
-
-
-@function
-def planned(frame, tree, weights, capacity, slack, bands, width):
-    """Stride, reach, cells and the length of a row, as for calls from Python."""
-    size = xla.length(xla.argument(frame, THETA)) // weights.shape[1]
-    stride = width if weights.shape[0] == 1 and size > width // 4 else 1
-    reach, cells = measure(batch_of(frame, tree, weights, capacity, slack, stride, 0), width, bands)
-    if stride > 1 and cells * (vector.BYTES // width) > LARGEST_SHARED_TABLE:
-        stride = 1
-        reach, cells = measure(batch_of(frame, tree, weights, capacity, slack, stride, 0), width, bands)
-    batch = batch_of(frame, tree, weights, capacity, slack, stride, reach)
-    return stride, reach, cells, row_length(batch, width)
-
-
-@function
-def widen(array, count, least, target):
-    """Numbers of 32 bits in 64, at least ``least``."""
+def widen(array, least, target):
+    """Numbers of 32 bits in 64, at least ``least``; returns where they end."""
+    count = xla.length(array)
     given, wide = carray(xla.data(array), (count,), np.int32), words(target, count)
     for i in range(count):
         wide[i] = max(given[i], least)
+    return target + 8 * count
 
 
 @function
-def widen_gamma(array, count, target):
+def widen_gamma(array, target):
+    count = xla.length(array)
     single, double = carray(xla.data(array), (count,), np.float32), carray(xla.data(array), (count,), np.float64)
     wide, is_double = carray(pointer(target), (count,), np.float64), xla.item_size(array) == 8
     for i in range(count):
         wide[i] = double[i] if is_double else single[i]
+    return target + 8 * count
 
 
 @function
-def block_of(frame, tree):
-    """Plans a call; 0 if memory ran out."""
-    theta, numbers = xla.argument(frame, THETA), xla.attribute(frame, NUMBERS)
-    n, width, options = xla.last_dimension(theta), vector.BYTES // xla.item_size(theta), numbers[OPTIONS]
-    size, steps = xla.length(theta) // n, n // max(options, 1)
-    given = xla.argument(frame, WEIGHTS), xla.argument(frame, CAPACITY), xla.argument(frame, SLACK)
-    rows, goals, slacks = xla.length(given[0]) // n, xla.length(given[1]), xla.length(given[2])
-    gammas = xla.length(xla.argument(frame, GAMMA))
-    arrays = 8 * (rows * n + goals + slacks + gammas + 2 * size + (steps + 1) * COLUMNS)
-    address = xla.malloc(8 * ARRAYS + arrays)
+def block_of(call, structure):
+    """With everything that tasks need; 0 if memory ran out."""
+    theta, given = xla.argument(call, THETA), xla.attribute(call, FRAME)
+    n = xla.last_dimension(theta)
+    size, length = xla.length(theta) // n, ARRAYS
+    for position in range(WEIGHTS, EXTRA):
+        length += xla.length(xla.argument(call, position))
+    address = xla.malloc(8 * (length + 2 * size))
     if address == 0:
         return address
-    weights_at = address + 8 * ARRAYS
-    capacity_at = weights_at + 8 * rows * n
-    slack_at = capacity_at + 8 * goals
-    gamma_at = slack_at + 8 * slacks
-    value_at = gamma_at + 8 * gammas
-    bands_at = value_at + 16 * size
-    widen(given[0], rows * n, 0, weights_at)
-    widen(given[1], goals, 0, capacity_at)
-    widen(given[2], slacks, -1 if numbers[LIMITED] else _ALL, slack_at)
-    widen_gamma(xla.argument(frame, GAMMA), gammas, gamma_at)
-    weights, bands = (
-        carray(pointer(weights_at), (rows, n), np.int64),
-        carray(pointer(bands_at), (steps + 1, COLUMNS), np.int64),
-    )
-    capacity, slack = words(capacity_at, goals), words(slack_at, slacks)
-    stride, reach, cells, row = planned(frame, tree, weights, capacity, slack, bands, width)
-    groups, block, layout = -(-size // stride), words(address, ARRAYS), words(address + 8 * LAYOUT, ARRAYS - LAYOUT)
-    block[USERS], block[NEXT], block[DONE], block[SLICES], block[SLICE], block[GROUPS] = 1, 0, 0, 1, groups, groups
-    block[FAILED], block[FRAME], block[SIZE], block[N], block[STRIDE] = 0, frame, size, n, stride
-    block[GAMMAS], block[GAMMA_AT], block[VALUE_AT], block[TANGENT_AT] = gammas, gamma_at, value_at, value_at + 8 * size
-    block[INTEGERS] = (steps + 1) * COLUMNS + numbers[SAMPLES] * width
-    block[WIDE] = row + (n + options) * width
-    block[NARROW] = numbers[ROWS] * row + (2 * n + 4 * options) * width + numbers[TABLES] * cells
-    block[CELLS] = cells
-    layout[frames.WEIGHTS], layout[frames.WEIGHTS + 1] = weights_at, rows
-    layout[frames.CAPACITY], layout[frames.CAPACITY + 1] = capacity_at, goals
-    layout[frames.SLACK], layout[frames.SLACK + 1] = slack_at, slacks
-    layout[frames.STRIDE], layout[frames.OPTIONS], layout[frames.ENTRIES] = stride, options, numbers[ENTRIES]
-    layout[frames.MARGIN], layout[frames.KEEPS], layout[frames.COMPLETE] = (
-        numbers[MARGIN],
-        numbers[KEEPS],
-        numbers[COMPLETE],
-    )
-    layout[frames.REACH], layout[frames.STEPS], layout[frames.CELLS] = reach, steps, cells
+    block, frame, at = words(address, ARRAYS), words(address + 8 * LAYOUT, frames.LAYOUT), address + 8 * ARRAYS
+    frame[:] = given
+    frame[frames.WEIGHTS], frame[frames.WEIGHTS + 1] = at, xla.length(xla.argument(call, WEIGHTS)) // n
+    at = widen(xla.argument(call, WEIGHTS), 0, at)
+    frame[frames.CAPACITY], frame[frames.CAPACITY + 1] = at, xla.length(xla.argument(call, CAPACITY))
+    at = widen(xla.argument(call, CAPACITY), 0, at)
+    frame[frames.SLACK], frame[frames.SLACK + 1] = at, xla.length(xla.argument(call, SLACK))
+    at = widen(xla.argument(call, SLACK), -1 if frame[frames.LIMITED] else _ALL, at)
+    block[GAMMAS], block[GAMMA_AT] = xla.length(xla.argument(call, GAMMA)), at
+    block[VALUE_AT] = widen_gamma(xla.argument(call, GAMMA), at)
+    block[TANGENT_AT] = block[VALUE_AT] + 8 * size
+    lay_out(None, structure, size, n, vector.BYTES // xla.item_size(theta), frame)
+    block[USERS], block[NEXT], block[DONE], block[SLICES], block[SLICE] = 1, 0, 0, 1, frame[frames.GROUPS]
+    block[FAILED], block[CALL] = 0, call
     return address
 
 
@@ -146,58 +94,63 @@ def leave(address):
 
 
 @function
-def handle(frame, tasks, tree):
+def handle(call, tasks, structure):
     """Returns 0, or an error of XLA's."""
-    numbers, task, kernel = xla.attribute(frame, NUMBERS), 0, 0
+    number, task, kernel = xla.attribute(call, FRAME)[frames.TASK], 0, 0
     for position in range(_MOST_TASKS):
         entry = words(tasks + 24 * position, 3)
-        if entry[0] == numbers[TASK]:
+        if entry[0] == number:
             task, kernel = entry[1], entry[2]
             break
     if task == 0:
-        return xla.error(frame, MISSING, xla.FAILED_PRECONDITION)
-    address = block_of(frame, tree)
+        return xla.error(call, MISSING, xla.FAILED_PRECONDITION)
+    address = block_of(call, structure)
     if address == 0:
-        return xla.error(frame, MEMORY, xla.RESOURCE_EXHAUSTED)
-    block = words(address, ARRAYS)
-    block[KERNEL] = kernel
-    if block[GROUPS] > 1:
-        width = vector.BYTES // xla.item_size(xla.argument(frame, THETA))
-        if block[GROUPS] * block[CELLS] // width * numbers[PICOSECONDS] > _WORTH_WAKING:
-            threads = min(xla.threads(frame), block[GROUPS])
-            block[SLICE] = max(1, block[GROUPS] // (4 * threads))  # a slow core takes fewer
-            block[SLICES] = -(-block[GROUPS] // block[SLICE])
-            for _ in range(threads - 1):
-                xla.add(address + 8 * USERS, 1)
-                if not xla.schedule(frame, task, address):
-                    xla.add(address + 8 * USERS, -1)
-                    break
+        return xla.error(call, MEMORY, xla.RESOURCE_EXHAUSTED)
+    block, frame = words(address, ARRAYS), words(address + 8 * LAYOUT, frames.LAYOUT)
+    block[KERNEL], groups = kernel, frame[frames.GROUPS]
+    if groups > 1 and frame[frames.NANOSECONDS] > WORTH_WAKING:
+        threads = min(xla.threads(call), groups)
+        block[SLICE] = slice_of(groups, threads)
+        block[SLICES] = -(-groups // block[SLICE])
+        for _ in range(threads - 1):
+            xla.add(address + 8 * USERS, 1)
+            if not xla.schedule(call, task, address):
+                xla.add(address + 8 * USERS, -1)
+                break
     xla.add(address + 8 * USERS, 1)
     xla.call(task, address)
     while xla.add(address + 8 * DONE, 0) < block[SLICES]:
         xla.sched_yield()
     failed = block[FAILED]
     leave(address)
-    return xla.error(frame, MEMORY, xla.RESOURCE_EXHAUSTED) if failed else 0
+    return xla.error(call, MEMORY, xla.RESOURCE_EXHAUSTED) if failed else 0
+
+
+# The structure of a batch, for each kind.
+STRUCTURES = (
+    inline(lambda call: None),
+    inline(lambda call: xla.attribute(call, STRUCTURE)),
+    inline(lambda call: xla.attribute(call, STRUCTURE).reshape((2, 3))),
+)
+
+
+def answer(kind, call, tasks):
+    """Never called by Python."""
+
+
+@overload(answer, prefer_literal=True)
+def _choose(kind, call, tasks):
+    structure_of = STRUCTURES[KINDS.index(kind.literal_value)]
+    return lambda kind, call, tasks: 0 if xla.answers_version(call) else handle(call, tasks, structure_of(call))
 
 
 @cache
 def handler(kind: int) -> Any:
     """The handler of calls with items, with choices, or with a box, compiled."""
-    name = _NAME  # in a closure, so that Numba's cache on disk notices when the sources change
+    name, word = _NAME, KINDS[kind]  # in a closure, so that Numba's cache on disk notices when the sources change
 
-    def of_items(frame):
-        return 0 if xla.answers_version(frame) else handle(frame, xla.address_of(name), None)
+    def run(call):
+        return answer(word, call, xla.address_of(name))
 
-    def of_choices(frame):
-        if xla.answers_version(frame):
-            return 0
-        return handle(frame, xla.address_of(name), xla.attribute(frame, TREE))
-
-    def of_boxes(frame):
-        if xla.answers_version(frame):
-            return 0
-        return handle(frame, xla.address_of(name), xla.attribute(frame, TREE).reshape((2, 3)))
-
-    python = (of_items, of_choices, of_boxes)[kind]
-    return c_function(python, types.int64(types.int64), f"handler_of_{KINDS[kind]}")
+    return c_function(run, types.int64(types.int64), f"handler_of_{word}")

@@ -1,131 +1,137 @@
-"""Paths through the table of a group of items: drawing selections, their log-probabilities, the most probable one."""
+"""Paths through the table of a group: drawing selections, their log-probabilities, the most probable one.
+
+A path goes from the last step to the first. At each step it looks up its decision, and goes on to a state of the row
+before (``visit``). It may be the path of a selection or of an instance that is not feasible, or of NaN: every state is
+cut to its row (``bands.settle``), and there is no decision where the table has nothing.
+"""
 
 import numpy as np
 
-from knapgrad.kernels.numba import vector
-from knapgrad.kernels.numba.bands import (
-    KNEE,
-    OFFSET,
-    START,
-    final,
-    goal_of,
-    is_nan,
-    prepare,
-    row_length,
-    settled,
-    unpack,
-)  # fmt: skip
+from knapgrad.kernels.numba import boxes, choices, rows
+from knapgrad.kernels.numba.bands import finish, last_row, prepare, row_length, start_row
 from knapgrad.kernels.numba.frames import opened
-from knapgrad.kernels.numba.sweeps import collect_row, extend, fill, fold, parts
-from knapgrad.kernels.numba.variants import dprob, inline, kernel
+from knapgrad.kernels.numba.groups import is_nan, unpack
+from knapgrad.kernels.numba.steps import harden_part
+from knapgrad.kernels.numba.sweeps import collect_step, extend, fill, fold, of_items, shift_of, span_of, spans_of
+from knapgrad.kernels.numba.variants import by_kind, dprob, function, inline, kernel
 from knapgrad.kernels.numba.vector import broadcast, first_lane, item, lanes, load, set_item, store, where, zeros
+from knapgrad.lattice import INFEASIBLE
+
+step_of, visit = of_items("step_of"), of_items("visit")
+
+
+@function
+def weigh_item(batch, regularizer, i, bands, weights, states, Q, first, members, y, log_prob, cotangent, A, sums):
+    """Adds the log-probability of the decisions on item i; if there are sums, its gradient to A and to them."""
+    zero, width, step = zeros(A), lanes(A), step_of(batch, bands, weights, i)
+    shift = shift_of(batch, bands, weights, i, width)
+    for s in range(y.shape[0]):
+        for lane in range(members):
+            b, c = first + lane, states[s * members + lane]
+            picked = y[s, b, i] != 0.0
+            at, states[s * members + lane] = visit(batch, step, c, picked)
+            if at < 0:
+                if picked:
+                    log_prob[s, b] = -np.inf  # a path that is lost goes on somewhere
+            else:
+                q = Q[at + lane]
+                chance = q if picked else 1.0 - q
+                log_prob[s, b] += np.log(chance)
+                if sums.shape[0] > 0 and cotangent[s, b] != 0.0:
+                    slope = first_lane(dprob(regularizer, broadcast(q, zero)))
+                    seed = cotangent[s, b] * (slope if picked else -slope) / chance
+                    A[c * batch.stride - shift + lane] += seed
+                    A[c * batch.stride + lane] -= seed
+                    sums[i * width + lane] += seed
+
+
+@function
+def harden_items(batch, bands, weights, M, Q):
+    """The decisions then stand in the table as 0 and 1."""
+    zero, width = zeros(Q), lanes(Q)
+    for i in range(weights.shape[0]):
+        extend(batch, i, bands, M, zero, width)
+        shift = shift_of(batch, bands, weights, i, width)
+        for number in range(spans_of(batch, bands, i) - 1, -1, -1):
+            start, table, length = span_of(batch, bands, i, number, width)
+            harden_part(M, Q, start, shift, table, length, zero, width)
+
+
+@function
+def walk_items(batch, bands, weights, c, Q, lane, y_b):
+    """Picks the items whose decisions stand in the table."""
+    for i in range(weights.shape[0] - 1, -1, -1):
+        step = step_of(batch, bands, weights, i)
+        at, skipped = visit(batch, step, c, False)
+        y_b[i] = Q[at + lane] if at >= 0 else 0.0
+        c = visit(batch, step, c, True)[1] if y_b[i] > 0.0 else skipped
+
+
+draw = by_kind(rows.draw, choices.draw, boxes.draw)
+weigh = by_kind(weigh_item, choices.weigh, weigh_item)
+harden = by_kind(harden_items, choices.harden, harden_items)
+walk = by_kind(walk_items, choices.walk, walk_items)
+
+
+@inline
+def start_paths(batch, goals, states, members, samples):
+    """The states in which paths start."""
+    for s in range(samples):
+        for lane in range(members):
+            set_item(states, s * members + lane, item(goals, lane) - batch.margin)
+
+
+# The kernels.
 
 
 @kernel
-def sample_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, filled, uniforms, value, y):
-    """[sample]: the paths of a group step through the items together."""
-    batch, scratch = opened(scores, gamma, tree, layout, memory)
-    (size, n), stride, bands, states = batch.theta.shape, batch.stride, scratch.bands, scratch.states
+def sample_kernel(regularizer, scores, gamma, structure, layout, memory, begin, end, filled, uniforms, value, y):
+    """[sample]"""
+    batch, scratch = opened(scores, gamma, structure, layout, memory)
+    width, bands, goals, states = lanes(scratch.narrow), scratch.bands, scratch.goals, scratch.states
+    samples = y.shape[0]
     flat_uniforms, flat_y = uniforms.reshape(-1), y.reshape(-1)
     for group in range(begin, end):
         first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         if not filled:
             fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
-            for lane in range(members):
-                value[first + lane] = final(batch, scratch, V, first + lane, lane)
-        for lane in range(members):
-            goal = goal_of(batch, scratch, first + lane)
-            for s in range(y.shape[0]):
-                states[s * members + lane] = goal
-        # A step waits for the one before on its path, so paths take turns: those of all lanes, or of 8 samples.
-        together, next_lane, next_random = (8, 0, size * n) if members == 1 else (1, 1, n)
-        flat = bands[n, KNEE]
-        for block in range(n, 0, -16):  # of items: a cache line of random numbers is used up before the next
-            for s in range(0, y.shape[0], together):
-                turns = min(together, y.shape[0] - s) * members
-                for i in range(block - 1, max(block - 16, 0) - 1, -1):
-                    weight, start, row = weights[i], bands[i, START], bands[i, OFFSET]
-                    knee = bands[i - 1, KNEE] if i > 0 else 0
-                    random = (s * size + first) * n + i
-                    for turn in range(turns):
-                        c = item(states, s * members + turn)
-                        at = random + turn * next_random
-                        picked = 0  # an integer: a jump on a random bit would be mispredicted half of the time
-                        if c >= weight:
-                            q = item(Q, row + (c - start) * stride + turn * next_lane)
-                            picked = np.int64(item(flat_uniforms, at) < q)
-                            set_item(flat_y, at, picked + 0.0 * q)  # NaN stays NaN
-                        else:
-                            set_item(flat_y, at, 0.0)
-                        c -= weight * picked
-                        set_item(states, s * members + turn, min(c, knee) if c <= flat else c)
+            finish(batch, goals, V, first, members, value)
+        start_paths(batch, goals, states, members, samples)
+        draw(batch, bands, weights, states, samples, Q, first, members, flat_uniforms, flat_y)
         for lane in range(members if has_nan else 0):
-            if is_nan(theta, lane, lanes(scratch.narrow)):
+            if is_nan(theta, lane, width):
                 value[first + lane], y[:, first + lane] = np.nan, np.nan
 
 
 @kernel
 def log_prob_kernel(
-    regularizer,
-    scores,
-    gamma,
-    tree,
-    layout,
-    memory,
-    begin,
-    end,
-    filled,
-    y,
-    cotangent,
-    backwards,
-    value,
-    log_prob,
+    regularizer, scores, gamma, structure, layout, memory, begin, end, filled, y, cotangent, backwards, value, log_prob,
     gradient,
-):
+):  # fmt: skip
     """[log-prob] along the path of each selection; backwards, an E sweep that receives terms along those paths."""
-    batch, scratch = opened(scores, gamma, tree, layout, memory)
-    width, n = lanes(scratch.narrow), batch.theta.shape[1]
-    stride, bands, states = batch.stride, scratch.bands, scratch.states
-    row = row_length(batch, width)
-    A, P, sums = scratch.narrow[:row], scratch.narrow[row : 2 * row], scratch.narrow[2 * row : 2 * row + n * width]
-    like = zeros(scratch.narrow)
+    batch, scratch = opened(scores, gamma, structure, layout, memory)
+    width, n, samples = lanes(scratch.narrow), batch.theta.shape[1], y.shape[0]
+    bands, goals, states = scratch.bands, scratch.goals, scratch.states
+    row, zero = row_length(batch, width), zeros(scratch.narrow)
+    A, P = scratch.narrow[:row], scratch.narrow[row : 2 * row]
+    sums = scratch.narrow[2 * row : 2 * row + (n * width if backwards else 0)]
     for group in range(begin, end):
         first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         if not filled:
             fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
-            for lane in range(members):
-                value[first + lane] = final(batch, scratch, V, first + lane, lane)
-        for lane in range(members):
-            goal = goal_of(batch, scratch, first + lane)
-            for s in range(y.shape[0]):
-                states[s * members + lane] = goal
+            finish(batch, goals, V, first, members, value)
+        start_paths(batch, goals, states, members, samples)
         A[:] = 0.0
-        for i in range(n - 1, -1, -1):
+        for k in range(bands.shape[0] - 2, -1, -1):
             if backwards:
-                store(sums, i * width, collect_row(i, batch, bands, weights, A, P, Q, like, width))
-            for s in range(y.shape[0]):
-                for lane in range(members):
-                    b, state = first + lane, s * members + lane
-                    c, picked = states[state], y[s, b, i] != 0.0
-                    if c < weights[i]:
-                        if picked:
-                            log_prob[s, b] = -np.inf
-                    else:
-                        q = Q[bands[i, OFFSET] + (c - bands[i, START]) * stride + lane]
-                        chance = q if picked else 1.0 - q
-                        log_prob[s, b] += np.log(chance)
-                        if backwards and cotangent[s, b] != 0.0:
-                            slope = first_lane(dprob(regularizer, broadcast(q, like)))
-                            seed = cotangent[s, b] * (slope if picked else -slope) / chance
-                            A[(c - weights[i]) * stride + lane] += seed
-                            A[c * stride + lane] -= seed
-                            sums[i * width + lane] += seed
-                        c -= weights[i] if picked else 0
-                    states[state] = settled(c, bands, i - 1) if i > 0 else 0
+                A, P = collect_step(batch, k, bands, weights, A, P, Q, sums, zero, width)
+            weigh(
+                batch, regularizer, k, bands, weights, states, Q, first, members, y, log_prob, cotangent, A, sums
+            )  # fmt: skip
             if backwards:
-                fold(i, stride, bands, A, like, width)
+                fold(batch, k, bands, A, zero, width)
         if backwards:
-            unpack(sums, first, members, stride, width, gradient)
+            unpack(sums, first, members, batch.stride, width, gradient)
         for lane in range(members if has_nan else 0):
             if is_nan(theta, lane, width):
                 value[first + lane], log_prob[:, first + lane] = np.nan, np.nan
@@ -133,48 +139,57 @@ def log_prob_kernel(
                     gradient[first + lane] = np.nan
 
 
-@inline
-def log_chance(q):
-    return where(q > 0.0, vector.log(where(q > 0.0, q, 1.0)), -1e30)
-
-
-@inline
-def harden_part(M, Q, start, shift, table, begin, end, like, width):
-    for j in range(end - width, begin - 1, -width):
-        q = load(Q, table + j, like)
-        pick = load(M, start + j - shift, like) + log_chance(q)
-        skip = load(M, start + j, like) + log_chance(1.0 - q)
-        store(M, start + j, where(pick > skip, pick, skip))
-        store(Q, table + j, where(pick > skip, like + 1.0, where(q > -1.0, like, q)))  # NaN stays NaN
-
-
 @kernel
-def mode_kernel(regularizer, scores, gamma, tree, layout, memory, begin, end, value, y):
-    """[mode]: a hard sweep M over the log-probabilities of the decisions, which then stand in the table as 0 and 1."""
-    batch, scratch = opened(scores, gamma, tree, layout, memory)
-    width, n = lanes(scratch.narrow), batch.theta.shape[1]
-    stride, bands, like = batch.stride, scratch.bands, zeros(scratch.narrow)
+def mode_kernel(regularizer, scores, gamma, structure, layout, memory, begin, end, value, y):
+    """[mode]: a hard sweep M over the log-probabilities of the decisions."""
+    batch, scratch = opened(scores, gamma, structure, layout, memory)
+    width, bands, goals = lanes(scratch.narrow), scratch.bands, scratch.goals
     M = scratch.narrow[: row_length(batch, width)]
     for group in range(begin, end):
         first, members, weights, theta, V, Q, has_nan = prepare(batch, scratch, group)
         fill(batch, regularizer, scratch, first, members, weights, theta, V, Q)
         M[:] = 0.0
-        for i in range(n):
-            shift, start, table = weights[i] * stride, bands[i, START] * stride, bands[i, OFFSET]
-            extend(i, stride, bands, M, like, width)
-            lower, upper, top = parts(bands, i, width)
-            harden_part(M, Q, start, shift, table, upper, top, like, width)
-            harden_part(M, Q, start, shift, table, 0, lower, like, width)
+        harden(batch, bands, weights, M, Q)
+        finish(batch, goals, V, first, members, value)
         for lane in range(members):
-            value[first + lane] = final(batch, scratch, V, first + lane, lane)
-            c = goal_of(batch, scratch, first + lane)
-            for i in range(n - 1, -1, -1):
-                picked = 0.0
-                if c >= weights[i]:
-                    picked = Q[bands[i, OFFSET] + (c - bands[i, START]) * stride + lane]
-                y[first + lane, i] = picked
-                c -= weights[i] if picked > 0.0 else 0
-                c = settled(c, bands, i - 1) if i > 0 else 0
-        for lane in range(members if has_nan else 0):
-            if is_nan(theta, lane, width):
-                value[first + lane], y[first + lane] = np.nan, np.nan
+            b = first + lane
+            if has_nan and is_nan(theta, lane, width):
+                value[b], y[b] = np.nan, np.nan
+            else:
+                walk(batch, bands, weights, goals[lane] - batch.margin, Q, lane, y[b])
+
+
+@kernel
+def solve_kernel(hard, scores, gamma, structure, layout, memory, begin, end, value, y, last_rows):
+    """The best option of each state, of ties the first; the table holds its number. Results: y, or the last rows."""
+    batch, scratch = opened(scores, gamma, structure, layout, memory)
+    width, options, bands, goals = lanes(scratch.narrow), batch.options, scratch.bands, scratch.goals
+    stride, steps, zero = batch.stride, bands.shape[0] - 1, zeros(scratch.narrow)
+    for group in range(begin, end):
+        first, members, weights, theta, V, index, has_nan = prepare(batch, scratch, group)
+        start_row(batch, bands, first, members, V, INFEASIBLE)
+        for k in range(steps):
+            extend(batch, k, bands, V, zero, width)
+            start, length, table = choices.place_of(k, batch, bands, width)
+            for j in range(length - width, -1, -width):
+                best, picked = broadcast(INFEASIBLE, zero), zero
+                for o in range(options):
+                    p = k * options + o
+                    leaf = load(V, start + j - item(weights, p) * stride, zero) + load(theta, p * width, zero)
+                    picked = where(leaf > best, o + 0.0, picked)
+                    best = where(leaf > best, leaf, best)
+                store(V, start + j, best)
+                store(index, table + j, picked)
+        finish(batch, goals, V, first, members, value)
+        for lane in range(members):
+            b = first + lane
+            broken = has_nan and is_nan(theta, lane, width)
+            value[b] = np.nan if broken else value[b]
+            if last_rows.shape[0] > 0:
+                last_row(batch, bands, V, lane, last_rows[b])
+                if broken:
+                    last_rows[b] = np.nan
+            elif broken:
+                y[b] = np.nan
+            else:
+                choices.walk(batch, bands, weights, goals[lane] - batch.margin, index, lane, y[b])

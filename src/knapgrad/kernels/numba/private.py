@@ -11,6 +11,8 @@ from typing import Any
 
 from numba import cfunc
 
+from knapgrad import forks
+
 try:
     from numba.core.caching import FunctionCache, NullCache
 except ImportError:
@@ -114,11 +116,5 @@ def _say(reason: Exception) -> None:
     _is_said = True
 
 
-# A child that was forked while another thread compiled would wait for the lock of that thread, which it does not have.
-# So a fork waits until the kernel is compiled.
-if global_compiler_lock is not None and hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=global_compiler_lock.acquire,
-        after_in_parent=global_compiler_lock.release,
-        after_in_child=global_compiler_lock.release,
-    )
+if global_compiler_lock is not None:
+    forks.wait_for(global_compiler_lock)

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numba
 import numpy as np
 
-from knapgrad.kernels.numba.frames import frame_of_scratch
+from knapgrad.kernels.numba.frames import ITSELF, SCRATCH, TABLE, address
+from knapgrad.kernels.numba.layout import LINE, arrange, bytes_of_scratch, slice_of
 
 WORTH_WAKING = 0.6e6  # nanoseconds of work below which a call stays on its own thread
 _SLICE = 20e6  # nanoseconds of work, as expected, after which Python looks for interrupts; it may take twice as long
@@ -46,7 +47,7 @@ def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> No
     threads = min(num_threads(), groups)
     size = max(1, int(groups * _SLICE / nanoseconds))
     if threads > 1:
-        size = min(size, max(1, groups // (4 * threads)))  # a few slices per thread: a slow core takes fewer
+        size = min(size, slice_of(groups, threads))
     begins = iter(range(0, groups, size))
     turn, is_stopped = threading.Lock(), False
 
@@ -78,37 +79,36 @@ def run(work: Callable[[int, int], None], groups: int, nanoseconds: float) -> No
 
 
 class Memory:
-    """Buffers of a thread: integers, float64, a dtype, and a table of that dtype; and their frame."""
+    """Scratch of a thread: a frame, and buffers of these lengths behind it."""
 
     def __init__(self, dtype: np.dtype, sizes: tuple[int, ...]) -> None:
-        integers, wide, narrow, cells = sizes
-        buffers = _aligned(integers, np.int64), _aligned(wide, np.float64), _aligned(narrow, dtype)
-        self.buffers = *buffers, _aligned(cells, dtype)[None]
-        self.sizes, self.frame = sizes, frame_of_scratch(*self.buffers)
+        self.sizes, self.bytes = sizes, bytes_of_scratch(sizes, dtype.itemsize)
+        self.enough_for = sizes  # the last that were asked for
+        memory = np.empty(self.bytes, np.uint8)
+        self.frame = memory[-address(memory) % LINE :][: 8 * SCRATCH].view(np.int64)
+        arrange(self.frame, address(self.frame), sizes, dtype.itemsize)
+        self.frames = self.frame, self.frame.data  # for kernels, and for Python, where it is read faster
 
-    def frame_with(self, table: np.ndarray) -> np.ndarray:
-        return frame_of_scratch(*self.buffers[:3], table)
+    def frames_with(self, table: np.ndarray) -> tuple[np.ndarray, memoryview]:
+        frame = self.frame.copy()
+        frame[TABLE], frame[TABLE + 1], frame[ITSELF] = address(table), len(table), address(frame)
+        return frame, frame.data
 
 
 def scratch(dtype: np.dtype, sizes: tuple[int, ...]) -> Memory:
     """This thread's buffers, at least of these lengths."""
     kept = _local.__dict__.get(dtype.char)
     if kept is not None:
+        if kept.enough_for is sizes:
+            return kept
         (integers, wide, narrow, cells), most = sizes, kept.sizes
         if integers <= most[0] and wide <= most[1] and narrow <= most[2] and cells <= most[3]:
+            kept.enough_for = sizes
             return kept
     memory = Memory(dtype, sizes if kept is None else tuple(map(max, kept.sizes, sizes)))
-    if sum(buffer.nbytes for buffer in memory.buffers) <= _KEPT_BYTES:
+    if memory.bytes <= _KEPT_BYTES:
         _local.__dict__[dtype.char] = memory
     return memory
-
-
-def _aligned(size: int, dtype: np.dtype | type, boundary: int = 64) -> np.ndarray:
-    """Uninitialised memory that starts on a cache line: a vector across two lines costs twice."""
-    dtype = np.dtype(dtype)
-    raw = np.empty(size * dtype.itemsize + boundary, np.uint8)
-    offset = -raw.ctypes.data % boundary
-    return raw[offset : offset + size * dtype.itemsize].view(dtype)
 
 
 def _executor() -> ThreadPoolExecutor:

@@ -15,21 +15,24 @@ from numba import njit, types
 from numba.extending import NativeValue, models, overload, register_model, typeof_impl, unbox
 
 from knapgrad import lattice, regularizers
+from knapgrad.kernels import operations
 from knapgrad.kernels.numba import vector
 from knapgrad.kernels.numba.private import cached
 
-inline = njit(forceinline=True, error_model="numpy")
-function = njit(nogil=True, error_model="numpy")
+_NOT_CALLED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # by Python or C: a tenth of the time to compile
+_compiled: Any = njit  # its types leave these two out
+inline = _compiled(forceinline=True, error_model="numpy", **_NOT_CALLED)
+function = _compiled(nogil=True, error_model="numpy", **_NOT_CALLED)
 
 
 def kernel(python: Callable[..., Any]) -> Any:
     """A function that Python calls, kept on disk."""
-    return cached(function(python))
+    return cached(_compiled(nogil=True, error_model="numpy", no_cfunc_wrapper=True)(python))
 
 
 # Numba's cache on disk notices changes only in the file of a kernel. A hash of the other files in the name of a type
 # makes it notice those too.
-_FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(str(lattice.__file__))]
+_FILES = [*sorted(Path(__file__).parent.glob("*.py")), *(Path(str(x.__file__)) for x in (lattice, operations))]
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()[:16]
 
 
@@ -65,6 +68,9 @@ def _typeof_variant(variant: Variant, _context: Any) -> VariantType:
     return variant.numba_type
 
 
+SOURCE_FILES = Variant("none", {})  # for a kernel that depends on them, and on no variant
+
+
 @cache
 def regularizer_of(name: str) -> Variant:
     return Variant(name, regularizers.functions(name))
@@ -85,6 +91,17 @@ def prob(regularizer, delta):
 
 def dprob(regularizer, q):
     """The derivative of prob."""
+
+
+def slopes_in(regularizer, direction, R):
+    """R, if derivatives of decisions are needed that those of rounded probabilities would not be; else None."""
+
+
+@overload(slopes_in, inline="always")
+def _slopes_in(regularizer, direction, R):
+    if direction.variant == "linear" and regularizers.is_steep(regularizer.variant):
+        return lambda regularizer, direction, R: R
+    return lambda regularizer, direction, R: None
 
 
 def source(direction, q, z):
@@ -111,8 +128,8 @@ KINDS = "items", "choices", "boxes"
 def kind_of(batch):
     """What the type of a :class:`~knapgrad.kernels.numba.bands.Batch` says: items, choices among options, or items in
     a box of several budgets."""
-    tree = batch.types[batch.fields.index("tree")]
-    return ITEMS if isinstance(tree, types.NoneType) else tree.ndim
+    has = [not isinstance(batch.types[batch.fields.index(name)], types.NoneType) for name in ("tree", "sides")]
+    return CHOICES if has[0] else BOXES if has[1] else ITEMS
 
 
 def by_kind(of_items, of_choices, of_boxes, is_inline=False):

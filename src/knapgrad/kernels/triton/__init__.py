@@ -6,6 +6,8 @@ programs share, with one launch per item (rows beyond LARGEST_ROW). Choices amon
 rows in scratch memory whatever their length; a frontier of items is one of choices between two. Several budgets are
 items whose picks must not borrow between digits of a state (:func:`knapgrad.kernels.triton.steps.can_pick`).
 
+What a kernel is compiled for has a name in capital letters: :mod:`knapgrad.kernels.triton.steps` lists them.
+
 V is in float64 for every dtype of theta, because a decision is a difference of two large V. All else has theta's type.
 Tags such as [V] name the equations in docs/math.md.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from knapgrad.kernels.first_calls import mention
+from knapgrad.kernels.compile_log import mention
 from knapgrad.torch import private
 
 ALIGNED = 15  # bits that are 0 in the addresses that a kernel may load vectors from
@@ -44,7 +44,7 @@ class Launch(Kept):
         kernel: a Triton function.
         programs: of the grid, along one axis or several.
         arguments: what stays the same, by name; tensors are kept alive.
-        options: of the launch, such as num_warps.
+        settings: how it is compiled and launched, such as num_warps.
         scratch: names, types and lengths of arrays that nobody else needs.
     """
 
@@ -53,10 +53,10 @@ class Launch(Kept):
         kernel: Any,
         programs: int | tuple[int, ...],
         arguments: dict[str, Any],
-        options: dict[str, Any],
+        settings: dict[str, Any],
         scratch: dict[str, tuple[torch.dtype, int]],
     ) -> None:
-        self.kernel, self.arguments, self.options, self.scratch = kernel, arguments, options, scratch
+        self.kernel, self.arguments, self.settings, self.scratch = kernel, arguments, settings, scratch
         self.grid = programs if isinstance(programs, tuple) else (programs,)
         self.places = {name: place for place, name in enumerate(kernel.arg_names)}
         self.template = [_address(arguments.get(name)) for name in self.places]
@@ -118,7 +118,7 @@ class Launch(Kept):
             for name, (dtype, length) in self.scratch.items()
         }
         begin = perf_counter()
-        found = self.kernel[self.grid](**self.arguments | arrays | given, **self.options)
+        found = self.kernel[self.grid](**self.arguments | arrays | given, **self.settings)
         if found is not None:
             mention(self.kernel, str(given["theta"].dtype).removeprefix("torch."), perf_counter() - begin)
         tensors = [x for x in given.values() if isinstance(x, Tensor)]

@@ -14,7 +14,7 @@ from knapgrad.kernels.triton.steps import INFEASIBLE, score_of, weight_of
 
 @triton.jit
 def depth_of(M: tl.constexpr):
-    """Of the tree."""
+    """The depth of the tree."""
     depth = 0
     for level in tl.static_range(20):
         if 1 << level < M:
@@ -35,7 +35,7 @@ def span_of(j, depth, M: tl.constexpr):
 
 @triton.jit
 def heaviest_at(weights, k, C, M: tl.constexpr):
-    """Of the options of choice k."""
+    """The heaviest weight among the options of choice k."""
     heaviest = weight_of(weights, k * M, C)
     for o in range(1, M):
         heaviest = tl.maximum(heaviest, weight_of(weights, k * M + o, C))
@@ -46,7 +46,7 @@ def heaviest_at(weights, k, C, M: tl.constexpr):
 def fill_in_loops(
     V, new_V, T, new_T, P, R, V_nodes, T_nodes, theta, z, weights, k, C, scale, old_top, first, top, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
-    TABLE: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    STORED: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = P.dtype.element_ty
     lanes = tl.arange(0, BLOCK)
@@ -75,20 +75,20 @@ def fill_in_loops(
                     delta = advantage.to(dtype)
                     q = PROB(delta)  # [Q]
                     tl.store(V_nodes + at, tl.where(advantage > 0.0, pick, skip) + VALUE(delta).to(tl.float64))  # [V]
-                    if TABLE:
+                    if STORED:
                         tl.store(P + middle * width + c, q, mask=within)
                     if SOURCE is not None:
                         skip_t = tl.load(T_nodes + at)
                         added, slope = SOURCE(q, 0.0)
                         change = tl.load(T_nodes + other) - skip_t
                         tl.store(T_nodes + at, skip_t + q * change + added)  # [V']
-                        if TABLE:
+                        if STORED:
                             tl.store(R + middle * width + c, DPROB(q) * (change + slope), mask=within)  # [Q']
         value = tl.load(V_nodes + lanes)
         tl.store(new_V + c, tl.where(value < INFEASIBLE, INFEASIBLE, value), mask=within)
         if SOURCE is not None:
             tl.store(new_T + c, tl.load(T_nodes + lanes), mask=within)
-        if TABLE:
+        if STORED:
             tl.store(P + c, tl.full([BLOCK], 1.0, dtype), mask=within)
             if SOURCE is not None:
                 tl.store(R + c, tl.zeros([BLOCK], dtype), mask=within)
@@ -112,7 +112,7 @@ def collect_in_loops(
     SOURCE: tl.constexpr, SLACK: tl.constexpr, CUT: tl.constexpr, ADD: tl.constexpr, M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Stores [y] or [Hz], or ADDs to it; returns what is above the band after this step."""
+    """Stores [y] or [Hz]; returns what is above the band after this step."""
     lanes = tl.arange(0, BLOCK)
     new_above_e, new_above_d = above_e, above_d
     for o in range(M):

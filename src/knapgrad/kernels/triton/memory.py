@@ -29,8 +29,7 @@ def line_of(c):
     return c // 32 * 32
 
 
-# GAP says whether a row may be constant between two parts of its band. Then tiles are counted; else they are found by
-# where they begin.
+# With a GAP tiles are counted; else they are found by where they begin.
 
 
 @triton.jit
@@ -60,7 +59,7 @@ def fill_row(
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     GAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Every ``step``-th tile from number ``tile`` on."""
+    """Fills every ``step``-th tile from number ``tile`` on."""
     begin, end, stride, lower, upper = tiles_of(first, knee, top, slack, tile, step, GAP, BLOCK)
     for t in range(begin, end, stride):
         c = start_of(t, first, lower, upper, GAP, BLOCK) + tl.arange(0, BLOCK)
@@ -88,7 +87,7 @@ def fill_any_row(
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """With a gap or without: where all of the capacity must be used there is none, which is faster."""
+    """Fills a row with a gap or without: where all of the capacity must be used there is none, which is faster."""
     if SLACK:
         if old_knee < slack:
             fill_row(
@@ -172,7 +171,7 @@ def collect_any_row(
     E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, first, new_knee, new_top, slack, tile, step, width,
     SOURCE: tl.constexpr, SLACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """With a gap or without."""
+    """Collects from a row with a gap or without, as collect_row."""
     if SLACK:
         if new_knee < slack:
             result, above_e, above_d = collect_row(
@@ -197,7 +196,7 @@ def collect_memory(
     weights, y, C, total, goal, slack, n, E, D, Q, R, width,
     SOURCE: tl.constexpr, SLACK: tl.constexpr, LATER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the last item to the first; E and D are two rows each, of which the first is filled."""
+    """Collects from the last item to the first; E and D are two rows each, of which the first is filled."""
     new_E, new_D = E + width, D + width
     above_e = tl.zeros([BLOCK], Q.dtype.element_ty)
     above_d = above_e
@@ -231,7 +230,7 @@ def fill_memory(
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the first item to the last; V and T are two rows each. Returns the last ones."""
+    """Fills from the first item to the last; V and T are two rows each. Returns the last ones."""
     new_V, new_T = V + width, T + width
     end = slack if len(sides) > 0 else -1
     start_row(V, end, tl.where(slack < 0, INFEASIBLE, 0.0).to(tl.float64), BLOCK)

@@ -5,8 +5,8 @@ a kernel is compiled. The table holds P, the probability of each option, in one 
 only the live band is touched, as in :mod:`knapgrad.kernels.triton.memory`; a prefix sum counts the heaviest option of
 each choice.
 
-M numbers or tensors are a tuple here. Where they are too many, LOOPS is set, and
-:mod:`knapgrad.kernels.triton.many_options` does the same.
+M numbers or tensors are a tuple here. Where they are too many, :mod:`knapgrad.kernels.triton.many_options` loops over
+them.
 """
 
 # mypy: disable-error-code="assignment"
@@ -23,7 +23,7 @@ from knapgrad.kernels.triton.steps import INFEASIBLE, band_of, can_pick, first_p
 
 @triton.jit
 def weights_of(weights, k, C, M: tl.constexpr):
-    """Of the options of choice k."""
+    """The weights of the options of choice k."""
     found = ()
     for o in tl.static_range(M):
         found = found + (weight_of(weights, k * M + o, C),)
@@ -84,8 +84,8 @@ def join(
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
-    """Of options LOW..HIGH-1 at capacities c: [V], [V'], and for each option [P] and [P']. LOW and HIGH give the tree
-    of :func:`knapgrad.lattice.tournament`. JOIN is this function: by its own name, Triton 3.3 could not call it."""
+    """Joins options LOW..HIGH-1 at capacities c: [V], [V'], and for each option [P] and [P']. LOW and HIGH give the
+    tree of :func:`knapgrad.lattice.tournament`. JOIN is this function, which Triton 3.3 could not call by its name."""
     if HIGH - LOW == 1:
         below = c - weights[LOW]
         fits = can_pick(c, weights[LOW], sides)
@@ -126,7 +126,7 @@ def join(
 def fill_choice(
     V, new_V, T, new_T, P, R, weights, sides, scores, z, old_top, first, top, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
-    TABLE: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    STORED: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = P.dtype.element_ty
     for start in range(first, top + 1, BLOCK):
@@ -138,7 +138,7 @@ def fill_choice(
         tl.store(new_V + c, tl.where(value < INFEASIBLE, INFEASIBLE, value), mask=within)
         if SOURCE is not None:
             tl.store(new_T + c, tangent, mask=within)
-        if TABLE:
+        if STORED:
             if M == 1:
                 p = (tl.full([BLOCK], 1.0, dtype),)
                 r = (tl.zeros([BLOCK], dtype),)
@@ -152,10 +152,10 @@ def fill_choice(
 def fill_choices(
     theta, z, weights, scale, C, ahead, goal, slack, sides, choices, V, T, P, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
-    TABLE: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
+    STORED: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the first choice to the last; V and T are two rows each. Returns the last ones, and the top of their band.
-    ``ahead`` is the total weight, or more, so that no state is too low to matter."""
+    """Fills from the first choice to the last; V and T are two rows each. Returns the last ones, and the top of their
+    band. ``ahead`` is the total weight, or more, so that no state is too low to matter."""
     new_V, new_T = V + width, T + width
     V_nodes, T_nodes = V + 2 * width, T + 2 * width
     if SLACK or len(sides) > 0:
@@ -175,7 +175,7 @@ def fill_choices(
             _, top, low = band_of(prefix, ahead, goal, slack, SLACK)
             fill_in_loops(
                 V, new_V, T, new_T, P, R, V_nodes, T_nodes, theta, z, weights, k, C, scale, old_top, line_of(low),
-                top, width, VALUE, PROB, DPROB, SOURCE, SLACK, TABLE, M, BLOCK,
+                top, width, VALUE, PROB, DPROB, SOURCE, SLACK, STORED, M, BLOCK,
             )  # fmt: skip
         else:
             w, scores = weights_of(weights, k, C, M), scores_of(theta, k, scale, M)
@@ -186,11 +186,11 @@ def fill_choices(
             _, top, low = band_of(prefix, ahead, goal, slack, SLACK)
             fill_choice(
                 V, new_V, T, new_T, P, R, w, sides, scores, z_k, old_top, line_of(low), top, width,
-                VALUE, PROB, DPROB, SOURCE, SLACK, TABLE, M, BLOCK,
+                VALUE, PROB, DPROB, SOURCE, SLACK, STORED, M, BLOCK,
             )  # fmt: skip
         tl.debug_barrier()
         V, new_V, T, new_T = new_V, V, new_T, T
-        if TABLE:
+        if STORED:
             P += M * width
             R += M * width
     _, top, _ = band_of(prefix, ahead, goal, slack, SLACK)
@@ -246,7 +246,7 @@ def collect_choices(
     SOURCE: tl.constexpr, SLACK: tl.constexpr, CUT: tl.constexpr, LATER: tl.constexpr, LOOPS: tl.constexpr,
     M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the last choice to the first; E and D are two rows each, of which the first is filled. CUT: at 1."""
+    """Collects from the last choice to the first; E and D are two rows each, of which the first is filled."""
     new_E, new_D = E + width, D + width
     prefix = total
     for j in range(choices):
@@ -280,30 +280,3 @@ def collect_choices(
         R -= M * width
     if LATER:
         add_up(y, choices * M, P + M * width, width, SOURCE, BLOCK)
-
-
-@triton.jit
-def limits_of_choices(
-    weights, capacity, slack, reach, choices,
-    FRONTIER: tl.constexpr, SLACK: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """As limits_of. A FRONTIER starts from all states, up to the last one, whatever the capacity."""
-    given = tl.load(capacity)
-    if FRONTIER:
-        given = tl.zeros_like(given) + reach
-    C = tl.maximum(tl.minimum(given, reach), 0).to(tl.int32)
-    total = tl.zeros([], tl.int64)
-    for start in range(0, choices, BLOCK):
-        k = start + tl.arange(0, BLOCK)
-        heaviest = tl.zeros([BLOCK], weights.dtype.element_ty)
-        for o in range(M):
-            heaviest = tl.maximum(heaviest, tl.load(weights + k * M + o, k < choices, 0))
-        total += tl.sum(tl.minimum(heaviest, C + 1).to(tl.int64))
-    goal = C
-    if not FRONTIER:
-        goal = tl.minimum(C, total).to(tl.int32)
-    spare = goal
-    if SLACK:
-        unused = tl.load(slack) - (given - goal)
-        spare = tl.minimum(tl.maximum(unused, -1), goal).to(tl.int32)
-    return C, total, goal, spare

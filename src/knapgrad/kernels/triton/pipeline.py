@@ -7,37 +7,21 @@ where even one is, it is filled again piece by piece from rows that were set asi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from knapgrad.kernels.triton import choices, plan, tiles
-from knapgrad.kernels.triton.launch import Kept, Launch
+from knapgrad.kernels.triton import plan, tiles, variants
+from knapgrad.kernels.triton.batch import Batch, limits_of
+from knapgrad.kernels.triton.launch import Launch
 from knapgrad.kernels.triton.segments import Segments
+from knapgrad.kernels.triton.ways import Tabled
 from knapgrad.lattice import INFEASIBLE
-
-if TYPE_CHECKING:
-    from knapgrad.kernels.triton.from_torch import Batch
 
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}  # of as many bits
 _SUMMED = 1024  # terms that a program adds up at a time
-
-
-def limits_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The state from which the way back starts, and how much of it may stay unused, as in steps.limits_of; one of each
-    if all instances share them, else one per instance."""
-    constants = batch.constants
-    capacity = constants["capacity"].clamp(max=batch.reach)
-    goal = capacity
-    if not constants.get("BOX"):  # which choices have not
-        goal = torch.minimum(torch.minimum(constants["weights"], capacity[:, None] + 1).sum(-1), capacity)
-    goal = goal.clamp(min=0)
-    slack = constants["slack"] - (constants["capacity"] - goal) if constants["SLACK"] else goal
-    slack = torch.where(capacity < 0, -1, torch.minimum(slack.clamp(min=-1), goal))
-    goal, slack = torch.broadcast_tensors(goal, slack)
-    return goal.contiguous(), slack.contiguous()
 
 
 class Limits(NamedTuple):
@@ -72,7 +56,7 @@ class Limits(NamedTuple):
         return torch.cat([tops, lows, begin, end], 1).int()
 
 
-class Pipeline(Kept):
+class Pipeline(Tabled):
     """Sweeps over flat batches of one shape.
 
     Args:
@@ -84,7 +68,7 @@ class Pipeline(Kept):
     """
 
     def __init__(self, theta: Tensor, limits: Limits, regularizer: str, layout: plan.Tiles, source: str | None) -> None:
-        self.layout = layout
+        self.layout, self.at_once = layout, layout.instances
         self.shape, self.dtype = theta.shape, theta.dtype
         self.bands = limits.bands(layout)
         limited = limits.goals, limits.slacks
@@ -93,13 +77,12 @@ class Pipeline(Kept):
         self.count = 1 if source is None else 2  # of tables
         self.options = {
             "tiles": layout.tiles, "n": self.shape[1], "TILE": layout.tile, "HALO": layout.halo, "GROUP": layout.group,
-            "SOURCE": choices.source(source), "SLACK": not limits.is_free, "WHOLE": limits.whole,
-            "num_warps": 1, **limits.box, **choices.functions(regularizer),
+            "SOURCE": variants.source(source), "SLACK": not limits.is_free, "WHOLE": limits.whole,
+            "num_warps": 1, **limits.box, **variants.functions(regularizer),
         }  # fmt: skip
         self.launches: dict[tuple[Any, ...], tuple[Launch, list[str]]] = {}  # and what changes from call to call
 
     def sweep(self, theta: Tensor, z: Tensor, strength: dict[str, Any], relaxed: bool, keep: bool) -> dict[str, Tensor]:
-        """Value, tangent, y if RELAXED, and the tables if they are kept, for flat theta and z."""
         (size, n), step = self.shape, self.layout.instances
         found = {
             "value": theta.new_empty(size, dtype=torch.float64),
@@ -112,7 +95,6 @@ class Pipeline(Kept):
         return found
 
     def tables(self, theta: Tensor, strength: dict[str, Any], part: slice) -> Tensor:
-        """Of some of the instances."""
         part = slice(part.start, min(part.stop, len(theta)))
         found = {"value": theta.new_empty(len(theta), dtype=torch.float64), "tangent": theta, "y": theta}
         found["tables"] = theta.new_empty(len(theta), 0)
@@ -132,7 +114,7 @@ class Pipeline(Kept):
         launch({name: given[name] for name in names})
 
 
-class Segmented(Kept):
+class Segmented(Tabled):
     """Sweeps of Shannon over flat batches of one shape, with the items of an instance cut into segments, which are
     instances of a pipeline side by side: for few instances, whose tables all fit.
 

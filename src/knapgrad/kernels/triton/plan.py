@@ -11,6 +11,7 @@ LARGEST_ROW = 1 << 15  # capacities that one program works on
 NARROW = 128  # capacities that fit into registers; four times as many where a batch is small
 SCRATCH = 355 << 20, 2 << 30  # bytes of tables; up to the second for 8 programs per multiprocessor
 UNROLLED = 16  # options of a choice, above which kernels loop over them
+REGISTERS = 128  # per thread, for choices: more would leave fewer warps resident
 ITEM_SCRATCH = 4 << 30  # the same, where many programs share a row
 TILE, FAR_TILE = 32, 64  # capacities of a program in a pipeline; of picks that move further than the first
 GROUP, FAR_GROUP = 8, 2  # items that it reads ahead: 16 are 10% faster, and take half a minute to compile
@@ -29,23 +30,23 @@ class Plan(NamedTuple):
     narrow: bool  # rows in registers
     later: bool  # sums over the threads of several warps at the end
     tables: int  # per program: 2 where a tangent is followed
-    choice: int = 0  # items that make one choice among options
+    options: int = 0  # items that make one choice; 0 if each is picked or not
 
     @property
     def loops(self) -> bool:
-        """Over options."""
-        return self.choice > UNROLLED
+        """Whether kernels loop over options."""
+        return self.options > UNROLLED
 
     @property
-    def options(self) -> dict[str, int]:
-        """Of a launch."""
-        where = {"M": self.choice, "LOOPS": self.loops} if self.choice else {"NARROW": self.narrow}
-        return {**where, "BLOCK": self.block, "num_warps": self.warps}
+    def settings(self) -> dict[str, int]:
+        """What a kernel is compiled for, and how it is launched."""
+        kind = {"M": self.options, "LOOPS": self.loops, "NARROW": self.narrow, "BLOCK": self.block}
+        return {**kind, "num_warps": self.warps, **({"maxnreg": REGISTERS} if self.options else {})}
 
     def scratch(self, n: int) -> dict[str, tuple[int, int]]:
-        """Its arrays: V_rows in float64, the others of theta's type."""
+        """The shapes of its arrays: V_rows in float64, the others of theta's type."""
         rows = 2 if self.tables == 1 else 6
-        nodes = self.choice * self.block if self.loops else 0
+        nodes = self.options * self.block if self.loops else 0
         sizes = {"V_rows": 2 * self.width + nodes, "rows": rows * self.width + nodes}
         sizes["tables"] = self.tables * n * self.width
         return {name: (self.programs, size) for name, size in sizes.items()}
@@ -63,7 +64,7 @@ class Tiles(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of a row in memory."""
+        """Cells of a row in memory."""
         return self.tile * self.tiles
 
 
@@ -71,7 +72,7 @@ class Tiles(NamedTuple):
 def tiles(
     batch: int, n: int, reach: int, heaviest: int, tables: int, itemsize: int, multiprocessors: int
 ) -> Tiles | None:
-    """A pipeline, where it is faster."""
+    """The layout of a pipeline, where it is faster; else None."""
     is_far = heaviest > TILE
     tile, group, rule = (FAR_TILE, FAR_GROUP, PIPELINED_FAR) if is_far else (TILE, GROUP, (*PIPELINED, 1 << 31))
     instances, least, items, most = rule
@@ -131,7 +132,8 @@ def power_of_2(at_least: int) -> int:
 
 @lru_cache(maxsize=1024)
 def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiprocessors: int, options: int = 0) -> Plan:
-    """As measured on an H200: two dozen warps per multiprocessor, as long as the scratch is not too large."""
+    """The layout of whole instances. On an H200 two dozen warps per multiprocessor are best, as long as the scratch is
+    not too large."""
     if options:
         return _plan_of_choices(batch, n, reach, tables, itemsize, multiprocessors, options)
     few = batch <= 2 * multiprocessors  # then the time of one instance matters, not how many there are
@@ -154,7 +156,8 @@ def plan(batch: int, n: int, reach: int, tables: int, itemsize: int, multiproces
 def _plan_of_choices(
     batch: int, n: int, reach: int, tables: int, itemsize: int, multiprocessors: int, options: int
 ) -> Plan:
-    """Rows are in memory, however short or long. As many programs in each turn, with as many warps as are resident."""
+    """The layout of choices. Rows are in memory, however short or long. There are as many programs in each turn, with
+    as many warps as are resident."""
     width = whole_lines(reach + 1)
     table = max(tables * n * width * itemsize, 1)
     resident = (16 if options <= UNROLLED else 32) * multiprocessors  # warps, of 128 registers per thread or of 64

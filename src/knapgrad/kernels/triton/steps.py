@@ -1,8 +1,41 @@
 """One step, from the old row to the new one, and the numbers of one instance.
 
-Constants of a kernel: VALUE, PROB and DPROB, the functions of a regularizer; SOURCE, what a tangent sweep follows, or
-None; SLACK, whether an instance must use some of its capacity; BOX, how many digits of a state may have to borrow from
-the one before, where there are several budgets (:func:`knapgrad.kernels.triton.plan.box_of`), else 0.
+What a kernel is compiled for is written in capital letters, in all of these files. The problem:
+
+    VALUE, PROB, DPROB  the functions of a regularizer
+    SOURCE              what a tangent sweep follows; None where there is no tangent
+    SLACK               whether an instance must use some of its capacity
+    GAP                 whether a row may be constant between two parts of its band, which it is with SLACK only
+    BOX                 of several budgets, how many digits of a state may have to borrow from the one before
+                        (:func:`knapgrad.kernels.triton.plan.box_of`); 0 for one budget
+    M                   how many items make one choice; 0 if each is picked or not
+    GAMMAS              whether gamma is in memory, or a number that the host knows
+
+What is wanted:
+
+    RELAXED             y, after the value and the tangent
+    BACKWARDS           the gradient of log-probabilities, or of a frontier, instead of themselves
+    FRONTIER            values at all capacities, so that all states of the last row count
+    DRAW                paths that follow random numbers; else they take the more probable branch
+    HARDEN              the most probable path: first, the decisions of the table become 0 and 1
+    WHOLE               the whole last row, and a way back that starts from a whole row (tiles of a segment)
+
+Where it is:
+
+    NARROW              rows are in registers, else in memory
+    STORED              probabilities go to a table: there is a way back, or the table is kept
+    KEEP                the table of each instance is kept; else those of a program take turns in one place
+    FILLED              the table of each instance is given
+    LATER               sums over a row are left in the table, as one term per thread, and are done together at the end
+    CUT                 sums are cut at 1, beyond which rounding may carry [y]
+    ADD                 sums are added to what is there
+
+How it is cut up:
+
+    BLOCK, TILE         how many capacities a program works on at a time
+    LANES               how many paths a program follows at a time
+    LOOPS               loops over the options of a choice; else these are unrolled
+    GROUP, HALO         what tiles read ahead, and what they send (:mod:`knapgrad.kernels.triton.tiles`)
 """
 
 import triton
@@ -38,7 +71,7 @@ def follow(skip, pick, q, z, fits, DPROB: tl.constexpr, SOURCE: tl.constexpr):
 
 @triton.jit
 def score_of(theta, i, scale):
-    """Divided by gamma; -inf takes an item out. Of an instance that is NaN it may be anything."""
+    """The score of item i, divided by gamma; -inf takes it out. Where the instance is NaN it may be anything."""
     score = tl.load(theta + i).to(tl.float64) * scale
     return tl.where(score == float("-inf"), INFEASIBLE, score)
 
@@ -58,7 +91,7 @@ def taint_of(theta, n, scale, BLOCK: tl.constexpr):
 
 @triton.jit
 def scale_of(gamma, scale, b, gamma_step, GAMMAS: tl.constexpr):
-    """1 / gamma: a number for all instances, or in memory."""
+    """1 / gamma, of instance b if it is in memory."""
     if GAMMAS:
         strength = tl.load(gamma + b * gamma_step).to(tl.float64)
         return tl.where(strength > 0.0, 1.0 / strength, float("nan"))
@@ -81,19 +114,28 @@ def weight_of(weights, i, C):
 
 @triton.jit
 def limits_of(
-    weights, capacity, slack, reach, n,
-    dtype: tl.constexpr, SLACK: tl.constexpr, BOX: tl.constexpr, BLOCK: tl.constexpr,
+    weights, capacity, slack, reach, steps, dtype: tl.constexpr, FRONTIER: tl.constexpr,
+    SLACK: tl.constexpr, BOX: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The capacity, the last prefix sum (the total weight), the state to start from, which is the smaller of the two,
-    and how much of that may stay unused. Sums have 32 bits where one program works on a whole table: its cells are
-    numbered in as many. With several budgets the state to start from is the capacity."""
+    and how much of that may stay unused. A prefix sum counts the heaviest option of each choice. Sums have 32 bits
+    where one program works on a whole table of items: its cells are numbered in as many. With several budgets the state
+    to start from is the capacity. A FRONTIER starts from all states, up to the last one, whatever the capacity."""
     given = tl.load(capacity)
+    if FRONTIER:
+        given = tl.zeros_like(given) + reach
     C = tl.maximum(tl.minimum(given, reach), 0).to(tl.int32)
     total = tl.zeros([], dtype)
-    for start in range(0, n, BLOCK):
+    for start in range(0, steps, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        total += tl.sum(tl.minimum(tl.load(weights + i, i < n, 0), C + 1).to(dtype))
-    goal = C if BOX else tl.minimum(C, total).to(tl.int32)
+        if M > 0:
+            heaviest = tl.zeros([BLOCK], weights.dtype.element_ty)
+            for o in range(M):
+                heaviest = tl.maximum(heaviest, tl.load(weights + i * M + o, i < steps, 0))
+        else:
+            heaviest = tl.load(weights + i, i < steps, 0)
+        total += tl.sum(tl.minimum(heaviest, C + 1).to(dtype))
+    goal = C if BOX or FRONTIER else tl.minimum(C, total).to(tl.int32)
     spare = goal
     if SLACK:
         unused = tl.load(slack) - (given - goal)

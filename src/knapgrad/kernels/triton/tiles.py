@@ -88,7 +88,7 @@ def span_of(bands, t, tiles, n, first, count, GROUP: tl.constexpr):
 
 @triton.jit
 def bands_at(bands, b, limits_step, n, tiles, GROUP: tl.constexpr):
-    """Of an instance."""
+    """The bands of instance b."""
     return bands + b * limits_step * 2 * (groups_of(n, GROUP) + 1 + tiles)
 
 
@@ -98,7 +98,7 @@ def bands_at(bands, b, limits_step, n, tiles, GROUP: tl.constexpr):
 
 @triton.jit
 def numbers_from(x, start, step: tl.constexpr, count, GROUP: tl.constexpr):
-    """Of a group of items, forwards or backwards; 0 beyond the last, or before the first."""
+    """Numbers of a group of items, forwards or backwards; 0 beyond the last, or before the first."""
     lane = tl.arange(0, 32)
     i = start + step * lane
     return tl.load(x + i, (lane < GROUP) & (i >= 0) & (i < count), 0)
@@ -106,7 +106,7 @@ def numbers_from(x, start, step: tl.constexpr, count, GROUP: tl.constexpr):
 
 @triton.jit
 def scores_from(theta, scale, start, count, GROUP: tl.constexpr):
-    """Of a group of items, as score_of; beyond the last, of one that is never picked."""
+    """Scores of a group of items, as score_of; beyond the last, that of one that is never picked."""
     lane = tl.arange(0, 32)
     there = (lane < GROUP) & (start + lane < count)
     score = tl.load(theta + start + lane, there, float("-inf")).to(tl.float64) * scale
@@ -128,9 +128,9 @@ def fill_tiles_kernel(
     BOX: tl.constexpr, GAMMAS: tl.constexpr, STORED: tl.constexpr, WHOLE: tl.constexpr, HALO: tl.constexpr,
     GROUP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """From item ``first`` on, ``count`` items; rows are read and left at both ends. STORED: with tables. After the last
-    item, value and tangent; NaN is left in Q at the goal as well, from where it reaches all that is computed. WHOLE:
-    the last row is all that counts, and the value is 0, or NaN."""
+    """Fills ``count`` items from item ``first`` on; rows are read and left at both ends. After the last item it stores
+    value and tangent; NaN is left in Q at the goal as well, from where it reaches all that is computed. With WHOLE the
+    value is 0, or NaN."""
     number = tl.atomic_add(turn, 1) + 1
     t, width, stride = number % tiles, tiles * TILE, tiles * HALO
     b = (number // tiles).to(tl.int64)
@@ -259,7 +259,7 @@ def rows_before(table, width, last, count, GROUP: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def masses_of(folds, lowest, highest, dtype: tl.constexpr, TILE: tl.constexpr):
-    """What those tiles have left, as soon as it is there."""
+    """The sum of what tiles have left, from the lowest to the highest, as soon as it is there."""
     total = tl.zeros([TILE], dtype)
     for start in range(lowest, highest + 1, TILE):
         t = start + tl.arange(0, TILE)
@@ -276,9 +276,9 @@ def collect_tiles_kernel(
     turn, E_edges, D_edges, E_folds, D_folds, E_row, D_row, tables, terms,
     SOURCE: tl.constexpr, WHOLE: tl.constexpr, HALO: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """From the last of those items to the first, and from the last tile to the first; E and D are read and left in
-    memory. WHOLE: they are read at the end of all items too. What adds up to [y] or [Hz] is left in ``terms``, which
-    may be the tables."""
+    """Collects from the last of those items to the first, and from the last tile to the first; E and D are read and
+    left in memory. With WHOLE they are read at the end of all items too. What adds up to [y] or [Hz] is left
+    in ``terms``, which may be the tables."""
     number = tl.atomic_add(turn, 1) + 1
     t, width, stride = tiles - 1 - number % tiles, tiles * TILE, tiles * HALO
     b = (number // tiles).to(tl.int64)
@@ -377,7 +377,7 @@ def add_tiles_kernel(
     theta, bands, terms, y, n, first, count, tiles, limits_step,
     SOURCE: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """[y] or [Hz] of those items: sums over the tiles that take part, of a group per program."""
+    """Sums up [y] or [Hz] of those items, over the tiles that take part: a group per program."""
     number, groups = tl.program_id(0), groups_of(count, GROUP)
     b, i = (number // groups).to(tl.int64), number % groups * GROUP + tl.arange(0, GROUP)
     bands = bands_at(bands, b, limits_step, n, tiles, GROUP) + first // GROUP + number % groups

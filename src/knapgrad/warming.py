@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from knapgrad import budgets, ops
+from knapgrad import frontiers, ops
 from knapgrad.constraints import Constraint
 from knapgrad.regularizers import Regularizer
 
@@ -21,13 +21,14 @@ def warmup(theta: Any, constraint: Constraint, regularizer: Regularizer) -> None
 
     Args:
         theta: an array or tensor of the dtype, shape and device that will be used; its values are not looked at.
-        constraint: a :class:`TopK`, :class:`Knapsack`, :class:`MultiKnapsack` or :class:`MultipleChoice`.
+        constraint: what may be selected, for example a :class:`Knapsack`.
         regularizer: :class:`Shannon`, :class:`Gini` or :class:`Tsallis`.
 
     >>> import numpy as np, knapgrad as kg
     >>> kg.warmup(np.zeros((32, 10)), kg.TopK(3), kg.Gini())
     """
-    backend = ops.prepare(theta, constraint, regularizer).backend
+    call = ops.prepare(theta, constraint, regularizer)
+    backend, constraint = call.backend, call.constraint
     zeros = backend.as_type(backend.array(np.zeros(theta.shape), theta, "theta"), theta)
     y = ops.solve(zeros, constraint)
     call = ops.prepare(zeros, constraint, regularizer)
@@ -39,7 +40,7 @@ def warmup(theta: Any, constraint: Constraint, regularizer: Regularizer) -> None
         lambda x: ops.entropy(x, constraint, regularizer),
         lambda x: ops.log_prob(x, y, constraint, regularizer),
     ]
-    if constraint._exactly is not None:
-        operations.append(lambda x: budgets.frontier(x, constraint, regularizer))
+    if constraint.frontier_of(scores.shape[-1]).exactly is not None:
+        operations.append(lambda x: frontiers.frontier(x, constraint, regularizer))
     for operation in operations:
         backend.differentiate(operation, zeros)

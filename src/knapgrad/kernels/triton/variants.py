@@ -20,11 +20,11 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
 @cache
 def functions(regularizer: str) -> dict[str, Any]:
-    """VALUE, PROB and DPROB."""
+    """VALUE, PROB and DPROB of a regularizer."""
     return {name.upper(): _compiled(f) for name, f in regularizers.functions(regularizer).items()}
 
 
 @cache
 def source(direction: str | None) -> Any:
-    """SOURCE; None where there is no tangent sweep."""
+    """SOURCE of a tangent sweep; None where there is none."""
     return None if direction is None else _compiled(regularizers.DIRECTIONS[direction])
