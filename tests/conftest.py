@@ -36,7 +36,7 @@ if _JAXLIB.startswith("0.10."):  # others may not know the flag, and would abort
 import knapgrad as kg  # noqa: E402
 from backends import BACKENDS, Backend  # noqa: E402
 from instances import CONSTRAINTS  # noqa: E402
-from kinds import KINDS  # noqa: E402
+from kinds import KINDS, is_compiled  # noqa: E402
 from knapgrad.regularizers import REGULARIZERS as CLASSES  # noqa: E402
 from oracles import REGULARIZERS  # noqa: E402
 from representatives import REPRESENTATIVES  # noqa: E402
@@ -72,9 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out dtypes that a backend lacks, and some of the cases of tests that are marked: mostly what JAX would
-    compile for minutes, four times as much of its scan, and with x64. At least one case of each table is left; with
-    x64, of every third table, and of those that are marked."""
+    """Leaves out dtypes that a backend lacks, or that few kernels are compiled for, and some of the cases of tests that
+    are marked: mostly what JAX would compile for minutes, four times as much of its scan, and with x64. At least one
+    case of each table is left; with x64, of every third table, and of those that are marked."""
     if config.getoption("--representatives"):
         names = {item: item.nodeid.removeprefix("tests/") for item in items}
         chosen = {start: [item for item in items if names[item].startswith(start)] for start in REPRESENTATIVES}
@@ -89,6 +89,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         row = row if isinstance(row, Backend) and row.available else None
         if row is not None and parameters.get("dtype", row.widest) not in row.dtypes:
             gone.add(item)
+        elif parameters and "triton" not in item.path.name:
+            is_single = row is not None and row.wide_dtypes == ("float32",)
+            if not is_compiled(item.callspec.id, "float32" if is_single else ""):
+                gone.add(item)
         elif item.get_closest_marker("thinned") or (row is not None and row.is_jax and len(parameters) > 1):
             tables[item.nodeid.split("[")[0], "" if row is None else row.name].append(item)
     for number, ((_, row), cases) in enumerate(tables.items()):
@@ -145,8 +149,9 @@ def each_worker_compiles_its_share() -> None:
 
     def compile_for(constraint: kg.Constraint, *event: int) -> None:
         for dtype in (torch.float32, torch.float64):
-            for kind in CLASSES.values():
-                kg.warmup(torch.zeros(3, *event, dtype=dtype), constraint, kind())  # with the derivatives
+            for name, kind in CLASSES.items():
+                if dtype == torch.float64 or name == "gini" or isinstance(constraint, kg.Knapsack):  # is_compiled
+                    kg.warmup(torch.zeros(3, *event, dtype=dtype), constraint, kind())  # with the derivatives
 
     shares = [
         lambda: compile_for(kg.Knapsack([1, 2], 2), 2),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import boxes
 import choices
 import instances
+from backends import Backend
 from boxes import Boxes, box_problems
 from choices import choice_problems
 from instances import Problem
@@ -54,3 +55,17 @@ EDGES: dict[str, Problem] = {
 
 def problems(kind: str, **options: Any) -> st.SearchStrategy[Any]:
     return KINDS[kind].draw(**options)
+
+
+def is_compiled(case: str, dtype: str) -> bool:
+    """Whether a case, of that name, has kernels that tests compile, of two seconds each: for choices and for budgets
+    those of float64, and of float32 those of Gini. JAX's scan has none."""
+
+    def has(*words: str) -> bool:
+        return any(word in f"{case}-{dtype}" for word in words)
+
+    return has("scan") or not (has("float32") and has("choices", "option", "budget") and has("shannon", "tsallis"))
+
+
+def compiled_dtypes(backend: Backend, name: str, regularizer: str) -> list[str]:
+    return [dtype for dtype in backend.wide_dtypes if is_compiled(f"{backend.name}-{name}-{regularizer}", dtype)]

@@ -74,9 +74,9 @@ def lattice_of(
 ) -> Lattice:
     """The lattice of NumPy arrays, or of arrays that JAX or torch.compile traces.
 
-    A capacity above the total weight is cut to it, and the slack is reduced by the same amount; one that is traced is
-    cut to the reach, and is -1 where nothing is feasible. Limits are copied: torch.compile guards which arrays are the
-    same.
+    A capacity above the total weight is cut to it, here and nowhere else, and the slack is reduced by the same amount.
+    One that is traced is cut to the reach too, and is -1 where nothing is feasible. Limits are copied: torch.compile
+    guards which arrays are the same.
 
     Args:
         weights: (..., n), as in the lattice, and so are the others.
@@ -107,11 +107,15 @@ def lattice_of(
     most = min(reach, _LARGEST_TRACED) if isinstance(reach, int) else reach
     weights, given, capacity = at_most(weights * (weights > 0), most + 1), capacity, at_most(capacity, most)
     valid = capacity >= 0
-    if slack is not None:
-        slack = as_array(slack - (given - capacity))
-        backend: Any = next(backends.backend_of(x) for x in (weights, capacity, slack) if not isinstance(x, np.ndarray))
-        with backend.exact():
-            valid = valid & (capacity - slack <= largest_total(weights, options))  # all items are not too light
+    backend: Any = next(backends.backend_of(x) for x in (weights, capacity, slack) if not isinstance(x, np.ndarray))
+    with backend.exact():
+        total = largest_total(weights, options)
+        if slack is not None:  # all items may be too light
+            valid = valid & (given - slack <= total)
+        if not (isinstance(total, np.ndarray) and isinstance(most, int) and total.min(initial=most) >= most):
+            like, capacity = weights if isinstance(capacity, np.ndarray) else capacity, at_most(capacity, total)
+            capacity = capacity if isinstance(capacity, np.ndarray) else backend.as_type(capacity, like)
+        slack = None if slack is None else as_array(slack - (given - capacity))
     capacity = valid_where(valid, capacity)
     return Lattice(weights, capacity, slack, reach, reach + 1 if heaviest is None else heaviest, options)
 

@@ -205,7 +205,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(14)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("what", INSIDE)
 def test_a_constraint_made_inside_is_the_one_made_outside(what, operation):
@@ -324,7 +324,12 @@ def test_aot_inductor_runs_what_was_exported(tmp_path):
     batch = torch.export.Dim("batch")
     shapes = {name: {0: batch} for name in ("theta", "cost", "budget")}
     program = torch.export.export(module, arguments, dynamic_shapes=shapes)
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "program.pt2"))
+    fast = {
+        "aot_inductor.compile_wrapper_opt_level": "O0",
+        "aot_inductor.precompile_headers": False,
+    }  # half of the time
+    with torch._inductor.config.patch(fast):
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "program.pt2"))
     larger = [x[torch.arange(7) % 4] for x in arguments]
     found = torch._inductor.aoti_load_package(package)(*larger)
     torch.testing.assert_close(found, module(*larger), rtol=1e-12, atol=1e-13)

@@ -239,6 +239,7 @@ def test_a_child_that_is_forked_while_another_thread_compiles():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("who", ["main", "importing"])
 @pytest.mark.parametrize(
     "module, use",

@@ -75,6 +75,7 @@ def test_programs_keep_to_their_memory(name, path, limits):
     check_the_same(found, every_result(Call(PROBLEMS[name], "gini", "float32")))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name, path", [(name, path) for name in OTHERS for path in OTHERS[name][2]])
 def test_programs_of_choices_and_budgets_keep_to_their_memory(name, path, limits):
     limits(**(TILES if path == "tiles" else PATHS[path]))

@@ -88,8 +88,8 @@ def lattice(constraint: Constraint, theta: Array) -> Lattice:
             f"{type(constraint).__name__}.from_real(..., resolution=...) rounds them safely"
         )
     slack = None if known.slack is None else _narrow(known.slack, -1, known.reach)
-    weights, capacity = _narrow(known.weights, 0, known.reach + 1), _narrow(known.capacity, -1, known.reach)
-    return known.replace(weights=weights, capacity=capacity, slack=slack)
+    weights = _narrow(known.weights, 0, known.reach + 1)
+    return known.replace(weights=weights, capacity=known.capacity.astype(np.int32), slack=slack)
 
 
 def _narrow(x: Any, least: int, most: int) -> Any:

@@ -72,15 +72,10 @@ def flat(theta: Tensor, lattice: Lattice, gamma: Any, regularizer: str) -> Batch
 def limits_of(batch: Batch) -> tuple[Tensor, Tensor]:
     """The state from which the way back starts, and how much of it may stay unused, as in steps.limits_of; one of each
     if all instances share them, else one per instance."""
-    constants = batch.constants
-    capacity = constants["capacity"].clamp(max=batch.reach)
-    goal = capacity
-    if not constants["BOX"]:
-        goal = torch.minimum(torch.minimum(constants["weights"], capacity[:, None] + 1).sum(-1), capacity)
-    goal = goal.clamp(min=0)
-    slack = constants["slack"] - (constants["capacity"] - goal) if constants["SLACK"] else goal
-    slack = torch.where(capacity < 0, -1, torch.minimum(slack.clamp(min=-1), goal))
-    goal, slack = torch.broadcast_tensors(goal, slack)
+    capacity = batch.constants["capacity"]
+    goal = capacity.clamp(min=0)
+    slack = torch.minimum(batch.constants["slack"].clamp(min=-1), goal) if batch.constants["SLACK"] else goal
+    goal, slack = torch.broadcast_tensors(goal, torch.where(capacity < 0, -1, slack))
     return goal.contiguous(), slack.contiguous()
 
 

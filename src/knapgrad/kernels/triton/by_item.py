@@ -132,7 +132,7 @@ def _sweep(batch: Batch, z: Tensor, source: str | None, relaxed: bool, keep: boo
     count = 1 if source is None else 2
     # How many rows of the table are there at a time.
     length = n if keep else min(max(plan.ITEM_SCRATCH // (count * width * theta.itemsize), 1), n)
-    capacity = constants["capacity"].clamp(max=batch.reach)
+    capacity = constants["capacity"]
     prefix = torch.minimum(constants["weights"], capacity[:, None] + 1).cumsum(-1).expand(size, n)
     prefix = torch.nn.functional.pad(prefix, (1, 0)).contiguous()
     goal, slack = (x.expand(size).contiguous() for x in limits_of(batch))

@@ -27,15 +27,15 @@ def frontier_kernel(
     sides = sides_of(inner, plane, BOX)
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
         items = tl.cast(b, tl.int64) * n
-        own, _, strength, C, total, goal, spare = instance_of(
+        own, _, inverse, C, total, spare = instance_of(
             weights, capacity, slack, gamma, scale, b, choices, reach,
             weights_step, capacity_step, slack_step, gamma_step,
             tl.int64, True, SLACK, BOX, GAMMAS, M, BLOCK,
         )  # fmt: skip
-        ahead = total + goal  # every state of the last row is needed
-        taint = taint_of(theta + items, n, strength, BLOCK)
+        ahead = total + C  # every state of the last row is needed
+        taint = taint_of(theta + items, n, inverse, BLOCK)
         last, _, top = fill_choices(
-            theta + items, theta, own, strength, C, ahead, goal, spare, sides, choices,
+            theta + items, theta, own, inverse, C, ahead, spare, sides, choices,
             V, V, P, P, width, VALUE, PROB, DPROB, None, SLACK, BACKWARDS, LOOPS, M, BLOCK,
         )  # fmt: skip
         row = tl.cast(b, tl.int64) * (reach + 1)
@@ -59,6 +59,6 @@ def frontier_kernel(
         tl.debug_barrier()
         if BACKWARDS:
             collect_choices(
-                own, y + items, C, total, ahead, goal, spare, choices, E, E, P + table - M * width, P, above, above,
+                own, y + items, C, total, ahead, spare, choices, E, E, P + table - M * width, P, above, above,
                 width, None, SLACK, False, False, LOOPS, M, BLOCK,
             )  # fmt: skip

@@ -27,10 +27,10 @@ def instance_of(
     """Where instance b has its weights and its capacity, 1 / gamma, and what limits_of returns."""
     weights += tl.cast(b, tl.int64) * weights_step
     capacity += b * capacity_step
-    C, total, goal, spare = limits_of(
+    C, total, spare = limits_of(
         weights, capacity, slack + b * slack_step, reach, steps, dtype, FRONTIER, SLACK, BOX, M, BLOCK
     )
-    return weights, capacity, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, goal, spare
+    return weights, capacity, scale_of(gamma, scale, b, gamma_step, GAMMAS), C, total, spare
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def table_at(tables, slab, n, width, TABLES: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def fill(
-    theta, z, weights, capacity, scale, C, total, goal, slack, sides, steps, V, T, Q, R, width,
+    theta, z, weights, capacity, scale, C, total, slack, sides, steps, V, T, Q, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     STORED: tl.constexpr, NARROW: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -56,29 +56,29 @@ def fill(
         V_row, T_row = fill_registers(
             theta, z, weights, scale, C, slack, sides, steps, Q, R, VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK
         )
-        at_goal = tl.arange(0, BLOCK) == goal
+        at_goal = tl.arange(0, BLOCK) == C
         value, tangent = tl.sum(tl.where(at_goal, V_row, 0.0)), tl.sum(tl.where(at_goal, T_row, 0.0))
         tl.debug_barrier()
     else:
         if M > 0:
             V, T, _ = fill_choices(
-                theta, z, weights, scale, C, total, goal, slack, sides, steps, V, T, Q, R, width,
+                theta, z, weights, scale, C, total, slack, sides, steps, V, T, Q, R, width,
                 VALUE, PROB, DPROB, SOURCE, SLACK, STORED, LOOPS, M, BLOCK,
             )  # fmt: skip
         else:
             V, T = fill_memory(
-                theta, z, weights, scale, C, total, goal, slack, sides, steps, V, T, Q, R, width,
+                theta, z, weights, scale, C, total, slack, sides, steps, V, T, Q, R, width,
                 VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK,
             )  # fmt: skip
-        value = tl.load(V + goal)
+        value = tl.load(V + C)
         tangent = value
         if SOURCE is not None:
-            tangent = tl.load(T + goal)
+            tangent = tl.load(T + C)
     value = checked(value, capacity, theta, steps * M if M > 0 else steps, scale, BLOCK)
     if M == 0:
-        tl.store(Q + (steps - 1) * width + goal, float("nan"), mask=value != value)
+        tl.store(Q + (steps - 1) * width + C, float("nan"), mask=value != value)
     elif STORED:
-        last = Q + tl.cast(steps - 1, tl.int64) * M * width + goal
+        last = Q + tl.cast(steps - 1, tl.int64) * M * width + C
         for o in range(M):
             tl.store(last + o * width, float("nan"), mask=value != value)
     tl.debug_barrier()
@@ -107,13 +107,13 @@ def operator_kernel(
         Q, table = table_at(tables, slab, n, width, 1 if SOURCE is None else 2, M)
         R = Q if SOURCE is None else Q + table
         items = tl.cast(b, tl.int64) * n
-        own, given, strength, C, total, goal, spare = instance_of(
+        own, given, inverse, C, total, spare = instance_of(
             weights, capacity, slack, gamma, scale, b, steps, reach,
             weights_step, capacity_step, slack_step, gamma_step,
             tl.int64 if M > 0 else tl.int32, False, SLACK, BOX, GAMMAS, M, BLOCK,
         )  # fmt: skip
         v, t = fill(
-            theta + items, z + items, own, given, strength, C, total, goal, spare, sides, steps, V, T, Q, R, width,
+            theta + items, z + items, own, given, inverse, C, total, spare, sides, steps, V, T, Q, R, width,
             VALUE, PROB, DPROB, SOURCE, SLACK, RELAXED or KEEP, NARROW, LOOPS, M, BLOCK,
         )  # fmt: skip
         tl.store(value + b, v)
@@ -122,22 +122,22 @@ def operator_kernel(
         if RELAXED:
             if NARROW:
                 last = (n - 1) * width
-                collect_registers(own, y + items, C, goal, n, Q + last, R + last, SOURCE, LATER, BLOCK)
+                collect_registers(own, y + items, C, n, Q + last, R + last, SOURCE, LATER, BLOCK)
             else:
-                tl.store(E + goal, 1.0)
+                tl.store(E + C, 1.0)
                 if SOURCE is not None:
-                    tl.store(D + goal, 0.0)
+                    tl.store(D + C, 0.0)
                 tl.debug_barrier()
                 if M > 0:
                     last = table - M * width
                     above = tl.zeros([BLOCK], dtype) + (0.0 * v).to(dtype)  # a NaN reaches all
                     collect_choices(
-                        own, y + items, C, total, total, goal, spare, steps, E, D, Q + last, R + last, above, above,
+                        own, y + items, C, total, total, spare, steps, E, D, Q + last, R + last, above, above,
                         width, SOURCE, SLACK, True, LATER, LOOPS, M, BLOCK,
                     )  # fmt: skip
                 else:
                     last = (n - 1) * width
                     collect_memory(
-                        own, y + items, C, total, goal, spare, n, E, D, Q + last, R + last, width,
+                        own, y + items, C, total, spare, n, E, D, Q + last, R + last, width,
                         SOURCE, SLACK, LATER, BLOCK,
                     )  # fmt: skip

@@ -193,7 +193,7 @@ def collect_any_row(
 
 @triton.jit
 def collect_memory(
-    weights, y, C, total, goal, slack, n, E, D, Q, R, width,
+    weights, y, C, total, slack, n, E, D, Q, R, width,
     SOURCE: tl.constexpr, SLACK: tl.constexpr, LATER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Collects from the last item to the first; E and D are two rows each, of which the first is filled."""
@@ -204,9 +204,9 @@ def collect_memory(
     for j in range(n):
         i = n - 1 - j
         next_w = weight_of(weights, tl.maximum(i - 1, 0), C)
-        knee, top, low = band_of(prefix, total, goal, slack, SLACK)
+        knee, top, low = band_of(prefix, total, C, slack, SLACK)
         prefix -= w
-        new_knee, new_top, first = band_of(prefix, total, goal, slack, SLACK)
+        new_knee, new_top, first = band_of(prefix, total, C, slack, SLACK)
         result, above_e, above_d = collect_any_row(
             E, new_E, D, new_D, Q, R, above_e, above_d, w, low, knee, top, line_of(first), new_knee, new_top, slack,
             0, 1, width, SOURCE, SLACK, BLOCK,
@@ -226,7 +226,7 @@ def collect_memory(
 
 @triton.jit
 def fill_memory(
-    theta, z, weights, scale, C, total, goal, slack, sides, n, V, T, Q, R, width,
+    theta, z, weights, scale, C, total, slack, sides, n, V, T, Q, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -237,15 +237,15 @@ def fill_memory(
     if SOURCE is not None:
         start_row(T, end, 0.0, BLOCK)
     tl.debug_barrier()
-    prefix = first_prefix(total, goal, sides)
+    prefix = first_prefix(total, C, sides)
     w, score = weight_of(weights, 0, C), score_of(theta, 0, scale)
     for i in range(n):
         later = tl.minimum(i + 1, n - 1)
         next_w, next_score = weight_of(weights, later, C), score_of(theta, later, scale)
         z_i = tl.load(z + i)
-        old_knee, old_top, _ = band_of(prefix, total, goal, slack, SLACK)
+        old_knee, old_top, _ = band_of(prefix, total, C, slack, SLACK)
         prefix += w
-        knee, top, low = band_of(prefix, total, goal, slack, SLACK)
+        knee, top, low = band_of(prefix, total, C, slack, SLACK)
         fill_any_row(
             V, new_V, T, new_T, Q, R, score, z_i, w, sides, old_knee, old_top, line_of(low), knee, top, slack, 0, 1,
             width, VALUE, PROB, DPROB, SOURCE, SLACK, BLOCK,

@@ -15,18 +15,18 @@ def log_chance(q):
 
 @triton.jit
 def draw_choices(
-    uniforms, y, weights, C, total, goal, slack, n, P, live, width,
+    uniforms, y, weights, C, total, slack, n, P, live, width,
     DRAW: tl.constexpr, SLACK: tl.constexpr, M: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Draws the options of a path per lane: the last one whose probability, with those after it, exceeds a random
     number."""
-    c = tl.zeros([LANES], tl.int32) + goal
+    c = tl.zeros([LANES], tl.int32) + C
     taint = tl.zeros([LANES], P.dtype.element_ty)
     prefix, choices = total, n // M
     P = P + tl.cast(n, tl.int64) * width - M * width
     for j in range(choices):
         k = choices - 1 - j
-        _, top, low = band_of(prefix, total, goal, slack, SLACK)
+        _, top, low = band_of(prefix, total, C, slack, SLACK)
         prefix -= heaviest_at(weights, k, C, M)
         c = tl.maximum(tl.minimum(c, top), low)
         u = 0.5
@@ -52,24 +52,24 @@ def draw_choices(
 
 @triton.jit
 def weigh_choices(
-    selections, gradient, weight, weights, C, total, goal, slack, n, P, A, live, width,
+    selections, gradient, weight, weights, C, total, slack, n, P, A, live, width,
     DPROB: tl.constexpr, SLACK: tl.constexpr, BACKWARDS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
     """Returns the log-probability of each path, or adds its gradient, times a weight; A is two rows."""
     new_A = A + width
-    c = tl.zeros([LANES], tl.int32) + goal
+    c = tl.zeros([LANES], tl.int32) + C
     result = tl.zeros([LANES], P.dtype.element_ty)
     above = tl.zeros([BLOCK], P.dtype.element_ty)
     prefix, choices = total, n // M
     P = P + tl.cast(n, tl.int64) * width - M * width
     if BACKWARDS:
-        above += 0.0 * tl.load(P + goal)  # a NaN reaches all
+        above += 0.0 * tl.load(P + C)  # a NaN reaches all
     for j in range(choices):
         k = choices - 1 - j
-        _, top, low = band_of(prefix, total, goal, slack, SLACK)
+        _, top, low = band_of(prefix, total, C, slack, SLACK)
         prefix -= heaviest_at(weights, k, C, M)
-        _, new_top, first = band_of(prefix, total, goal, slack, SLACK)
+        _, new_top, first = band_of(prefix, total, C, slack, SLACK)
         c = tl.maximum(tl.minimum(c, top), low)  # an infeasible path leaves the band
         option, count = tl.zeros([LANES], tl.int32), tl.zeros([LANES], tl.int32)
         for o in range(M):
@@ -130,7 +130,7 @@ def seed_choice(
 
 @triton.jit
 def harden_choices(
-    weights, C, total, goal, slack, choices, best, P, width, SLACK: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr
+    weights, C, total, slack, choices, best, P, width, SLACK: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """[mode]: a hard sweep over the log-probabilities of the options, which then stand in the table as 0 and 1."""
     new_best = best + width
@@ -138,9 +138,9 @@ def harden_choices(
     tl.debug_barrier()
     prefix = tl.zeros_like(total)
     for k in range(choices):
-        _, old_top, _ = band_of(prefix, total, goal, slack, SLACK)
+        _, old_top, _ = band_of(prefix, total, C, slack, SLACK)
         prefix += heaviest_at(weights, k, C, M)
-        _, top, low = band_of(prefix, total, goal, slack, SLACK)
+        _, top, low = band_of(prefix, total, C, slack, SLACK)
         for start in range(line_of(low), top + 1, BLOCK):
             c = start + tl.arange(0, BLOCK)
             live = (c >= low) & (c <= top)

@@ -150,7 +150,7 @@ def fill_choice(
 
 @triton.jit
 def fill_choices(
-    theta, z, weights, scale, C, ahead, goal, slack, sides, choices, V, T, P, R, width,
+    theta, z, weights, scale, C, ahead, slack, sides, choices, V, T, P, R, width,
     VALUE: tl.constexpr, PROB: tl.constexpr, DPROB: tl.constexpr, SOURCE: tl.constexpr, SLACK: tl.constexpr,
     STORED: tl.constexpr, LOOPS: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -167,12 +167,12 @@ def fill_choices(
         if SOURCE is not None:
             tl.store(T, 0.0)
     tl.debug_barrier()
-    prefix = first_prefix(ahead, goal, sides)
+    prefix = first_prefix(ahead, C, sides)
     for k in range(choices):
-        _, old_top, _ = band_of(prefix, ahead, goal, slack, SLACK)
+        _, old_top, _ = band_of(prefix, ahead, C, slack, SLACK)
         if LOOPS:
             prefix += heaviest_at(weights, k, C, M)
-            _, top, low = band_of(prefix, ahead, goal, slack, SLACK)
+            _, top, low = band_of(prefix, ahead, C, slack, SLACK)
             fill_in_loops(
                 V, new_V, T, new_T, P, R, V_nodes, T_nodes, theta, z, weights, k, C, scale, old_top, line_of(low),
                 top, width, VALUE, PROB, DPROB, SOURCE, SLACK, STORED, M, BLOCK,
@@ -183,7 +183,7 @@ def fill_choices(
             if SOURCE is not None:
                 z_k = numbers_of(z, k, M)
             prefix += heaviest_of(w, M)
-            _, top, low = band_of(prefix, ahead, goal, slack, SLACK)
+            _, top, low = band_of(prefix, ahead, C, slack, SLACK)
             fill_choice(
                 V, new_V, T, new_T, P, R, w, sides, scores, z_k, old_top, line_of(low), top, width,
                 VALUE, PROB, DPROB, SOURCE, SLACK, STORED, M, BLOCK,
@@ -193,7 +193,7 @@ def fill_choices(
         if STORED:
             P += M * width
             R += M * width
-    _, top, _ = band_of(prefix, ahead, goal, slack, SLACK)
+    _, top, _ = band_of(prefix, ahead, C, slack, SLACK)
     return V, T, top
 
 
@@ -242,7 +242,7 @@ def collect_choice(
 
 @triton.jit
 def collect_choices(
-    weights, y, C, total, ahead, goal, slack, choices, E, D, P, R, above_e, above_d, width,
+    weights, y, C, total, ahead, slack, choices, E, D, P, R, above_e, above_d, width,
     SOURCE: tl.constexpr, SLACK: tl.constexpr, CUT: tl.constexpr, LATER: tl.constexpr, LOOPS: tl.constexpr,
     M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -251,10 +251,10 @@ def collect_choices(
     prefix = total
     for j in range(choices):
         k = choices - 1 - j
-        _, top, low = band_of(prefix, ahead, goal, slack, SLACK)
+        _, top, low = band_of(prefix, ahead, C, slack, SLACK)
         if LOOPS:
             prefix -= heaviest_at(weights, k, C, M)
-            _, new_top, first = band_of(prefix, ahead, goal, slack, SLACK)
+            _, new_top, first = band_of(prefix, ahead, C, slack, SLACK)
             above_e, above_d = collect_in_loops(
                 E, new_E, D, new_D, P, R, above_e, above_d, y, weights, k, C, low, top, line_of(first), new_top, width,
                 SOURCE, SLACK, CUT, False, M, BLOCK,
@@ -263,7 +263,7 @@ def collect_choices(
         else:
             w = weights_of(weights, k, C, M)
             prefix -= heaviest_of(w, M)
-            _, new_top, first = band_of(prefix, ahead, goal, slack, SLACK)
+            _, new_top, first = band_of(prefix, ahead, C, slack, SLACK)
             result, above_e, above_d = collect_choice(
                 E, new_E, D, new_D, P, R, above_e, above_d, w, low, top, line_of(first), new_top, width,
                 SOURCE, SLACK, M, BLOCK,

@@ -21,18 +21,18 @@ NUMBERS = [*instances.NUMBERS, "whole", "samples"]
 
 @triton.jit
 def draw_items(
-    uniforms, y, weights, C, total, goal, slack, n, Q, live, width,
+    uniforms, y, weights, C, total, slack, n, Q, live, width,
     DRAW: tl.constexpr, SLACK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Draws the items of a path per lane."""
-    c = tl.zeros([LANES], tl.int32) + goal
+    c = tl.zeros([LANES], tl.int32) + C
     taint = tl.zeros([LANES], Q.dtype.element_ty)
     prefix = total
     Q += tl.cast(n - 1, tl.int64) * width
     for j in range(n):
         i = n - 1 - j
         w = weight_of(weights, i, C)
-        knee, _, _ = band_of(prefix, total, goal, slack, SLACK)
+        knee, _, _ = band_of(prefix, total, C, slack, SLACK)
         c = settled(c, knee, slack, SLACK)
         q = tl.load(Q + c, live, 0.0)
         u = 0.5
@@ -47,12 +47,12 @@ def draw_items(
 
 @triton.jit
 def weigh_items(
-    selections, gradient, weight, weights, C, total, goal, slack, n, Q, A, live, width,
+    selections, gradient, weight, weights, C, total, slack, n, Q, A, live, width,
     DPROB: tl.constexpr, SLACK: tl.constexpr, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Returns the log-probability of each path, or adds its gradient, times a weight; A is two rows."""
     new_A = A + width
-    c = tl.zeros([LANES], tl.int32) + goal
+    c = tl.zeros([LANES], tl.int32) + C
     result = tl.zeros([LANES], Q.dtype.element_ty)
     above = tl.zeros([BLOCK], Q.dtype.element_ty)
     prefix = total
@@ -60,9 +60,9 @@ def weigh_items(
     for j in range(n):
         i = n - 1 - j
         w = weight_of(weights, i, C)
-        knee, top, low = band_of(prefix, total, goal, slack, SLACK)
+        knee, top, low = band_of(prefix, total, C, slack, SLACK)
         prefix -= w
-        new_knee, new_top, first = band_of(prefix, total, goal, slack, SLACK)
+        new_knee, new_top, first = band_of(prefix, total, C, slack, SLACK)
         c = tl.maximum(settled(tl.minimum(c, top), knee, slack, SLACK), low)  # an infeasible path leaves the band
         q = tl.load(Q + c, live, 0.0)
         picked = tl.load(selections + i, live, 0.0) != 0.0
@@ -89,17 +89,17 @@ def weigh_items(
 
 
 @triton.jit
-def harden_items(weights, C, total, goal, slack, sides, n, best, Q, width, SLACK: tl.constexpr, BLOCK: tl.constexpr):
+def harden_items(weights, C, total, slack, sides, n, best, Q, width, SLACK: tl.constexpr, BLOCK: tl.constexpr):
     """[mode]: a hard sweep over the log-probabilities of the decisions, which then stand in the table as 0 and 1."""
     new_best = best + width
-    start_row(best, goal if len(sides) > 0 else -1, 0.0, BLOCK)
+    start_row(best, C if len(sides) > 0 else -1, 0.0, BLOCK)
     tl.debug_barrier()
-    prefix = first_prefix(total, goal, sides)
+    prefix = first_prefix(total, C, sides)
     for i in range(n):
         w = weight_of(weights, i, C)
-        old_knee, old_top, _ = band_of(prefix, total, goal, slack, SLACK)
+        old_knee, old_top, _ = band_of(prefix, total, C, slack, SLACK)
         prefix += w
-        knee, top, low = band_of(prefix, total, goal, slack, SLACK)
+        knee, top, low = band_of(prefix, total, C, slack, SLACK)
         first = line_of(low)
         begin, end, stride, lower, upper = tiles_of(first, knee, top, slack, 0, 1, SLACK, BLOCK)
         for t in range(begin, end, stride):
@@ -130,17 +130,17 @@ def table_of(
     """The table of instance b, which is filled here unless it is given, its weights, and what limits_of returns."""
     slab, steps = tl.cast(b, tl.int64) if FILLED else tl.program_id(0).to(tl.int64), n // M if M > 0 else n
     Q, _ = table_at(tables, slab, n, width, 1, M)
-    own, given, strength, C, total, goal, spare = instance_of(
+    own, given, inverse, C, total, spare = instance_of(
         weights, capacity, slack, gamma, scale, b, steps, reach, weights_step, capacity_step, slack_step, gamma_step,
         tl.int64, False, SLACK, BOX, GAMMAS, M, BLOCK,
     )  # fmt: skip
     if not FILLED:
         fill(
-            theta + tl.cast(b, tl.int64) * n, theta, own, given, strength, C,
-            total if M > 0 else total.to(tl.int32), goal, spare, sides, steps, V, Q, Q, Q, width,
+            theta + tl.cast(b, tl.int64) * n, theta, own, given, inverse, C,
+            total if M > 0 else total.to(tl.int32), spare, sides, steps, V, Q, Q, Q, width,
             VALUE, PROB, DPROB, None, SLACK, True, NARROW, LOOPS, M, BLOCK,
         )  # fmt: skip
-    return Q, own, C, total, goal, spare
+    return Q, own, C, total, spare
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -160,26 +160,24 @@ def sample_kernel(
     V = V_rows + program * (2 * width + nodes)
     sides = sides_of(inner, plane, BOX)
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
-        Q, own, C, total, goal, spare = table_of(
+        Q, own, C, total, spare = table_of(
             theta, weights, capacity, slack, gamma, scale, b, n, width, reach,
             weights_step, capacity_step, slack_step, gamma_step, sides, V, tables,
             VALUE, PROB, DPROB, SLACK, BOX, GAMMAS, NARROW, LOOPS, M, BLOCK, FILLED,
         )  # fmt: skip
         if HARDEN:
             if M > 0:
-                harden_choices(own, C, total, goal, spare, n // M, V, Q, width, SLACK, M, BLOCK)
+                harden_choices(own, C, total, spare, n // M, V, Q, width, SLACK, M, BLOCK)
             else:
-                harden_items(own, C, total, goal, spare, sides, n, V, Q, width, SLACK, BLOCK)
+                harden_items(own, C, total, spare, sides, n, V, Q, width, SLACK, BLOCK)
         for start in range(0, samples, LANES):
             s = start + tl.arange(0, LANES)
             live = s < samples
             at = (s.to(tl.int64) * whole + b) * n
             if M > 0:
-                draw_choices(
-                    uniforms + at, y + at, own, C, total, goal, spare, n, Q, live, width, DRAW, SLACK, M, LANES
-                )
+                draw_choices(uniforms + at, y + at, own, C, total, spare, n, Q, live, width, DRAW, SLACK, M, LANES)
             else:
-                draw_items(uniforms + at, y + at, own, C, total, goal, spare, n, Q, live, width, DRAW, SLACK, LANES)
+                draw_items(uniforms + at, y + at, own, C, total, spare, n, Q, live, width, DRAW, SLACK, LANES)
         tl.debug_barrier()
 
 
@@ -199,7 +197,7 @@ def log_prob_kernel(
     V, A = V_rows + program * (2 * width + nodes), rows + program * (2 * width + nodes)
     sides = sides_of(inner, plane, BOX)
     for b in range(tl.program_id(0), batch, tl.num_programs(0)):
-        Q, own, C, total, goal, spare = table_of(
+        Q, own, C, total, spare = table_of(
             theta, weights, capacity, slack, gamma, scale, b, n, width, reach,
             weights_step, capacity_step, slack_step, gamma_step, sides, V, tables,
             VALUE, PROB, DPROB, SLACK, BOX, GAMMAS, NARROW, LOOPS, M, BLOCK, FILLED,
@@ -211,17 +209,17 @@ def log_prob_kernel(
             weight = tl.zeros([LANES], Q.dtype.element_ty)
             if BACKWARDS:
                 weight = tl.load(cotangent + at + b, live, 0.0)
-                tl.store(A + goal, 0.0)
+                tl.store(A + C, 0.0)
                 tl.debug_barrier()
             paths = selections + at * n + items
             if M > 0:
                 result = weigh_choices(
-                    paths, gradient + items, weight, own, C, total, goal, spare, n, Q, A, live, width,
+                    paths, gradient + items, weight, own, C, total, spare, n, Q, A, live, width,
                     DPROB, SLACK, BACKWARDS, M, BLOCK, LANES,
                 )  # fmt: skip
             else:
                 result = weigh_items(
-                    paths, gradient + items, weight, own, C, total, goal, spare, n, Q, A, live, width,
+                    paths, gradient + items, weight, own, C, total, spare, n, Q, A, live, width,
                     DPROB, SLACK, BACKWARDS, BLOCK, LANES,
                 )  # fmt: skip
             if not BACKWARDS:

@@ -35,9 +35,9 @@ def fill_registers(
 
 
 @triton.jit
-def collect_registers(weights, y, C, goal, n, Q, R, SOURCE: tl.constexpr, LATER: tl.constexpr, BLOCK: tl.constexpr):
+def collect_registers(weights, y, C, n, Q, R, SOURCE: tl.constexpr, LATER: tl.constexpr, BLOCK: tl.constexpr):
     c = tl.arange(0, BLOCK)
-    E = (c == goal).to(Q.dtype.element_ty)
+    E = (c == C).to(Q.dtype.element_ty)
     D = tl.zeros_like(E)
     w = weight_of(weights, n - 1, C)
     # Three rows ahead: loads take longer than a step.

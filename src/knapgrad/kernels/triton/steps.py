@@ -117,14 +117,13 @@ def limits_of(
     weights, capacity, slack, reach, steps, dtype: tl.constexpr, FRONTIER: tl.constexpr,
     SLACK: tl.constexpr, BOX: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The capacity, the last prefix sum (the total weight), the state to start from, which is the smaller of the two,
-    and how much of that may stay unused. A prefix sum counts the heaviest option of each choice. Sums have 32 bits
-    where one program works on a whole table of items: its cells are numbered in as many. With several budgets the state
-    to start from is the capacity. A FRONTIER starts from all states, up to the last one, whatever the capacity."""
-    given = tl.load(capacity)
+    """The capacity (0 if it is not valid, which is -1), the last prefix sum (the total weight), and how much of the
+    capacity may stay unused. A prefix sum counts the heaviest option of each choice. Sums have 32 bits where one
+    program works on a whole table of items: its cells are numbered in as many. A FRONTIER starts from all states, up
+    to the last one, whatever the capacity."""
+    C = tl.maximum(tl.load(capacity), 0).to(tl.int32)
     if FRONTIER:
-        given = tl.zeros_like(given) + reach
-    C = tl.maximum(tl.minimum(given, reach), 0).to(tl.int32)
+        C = tl.zeros_like(C) + reach
     total = tl.zeros([], dtype)
     for start in range(0, steps, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -135,23 +134,21 @@ def limits_of(
         else:
             heaviest = tl.load(weights + i, i < steps, 0)
         total += tl.sum(tl.minimum(heaviest, C + 1).to(dtype))
-    goal = C if BOX or FRONTIER else tl.minimum(C, total).to(tl.int32)
-    spare = goal
+    spare = C
     if SLACK:
-        unused = tl.load(slack) - (given - goal)
-        spare = tl.minimum(tl.maximum(unused, -1), goal).to(tl.int32)
+        spare = tl.minimum(tl.maximum(tl.load(slack), -1), C).to(tl.int32)
     if BOX:
-        total += goal
-    return C, total, goal, spare
+        total += C
+    return C, total, spare
 
 
 @triton.jit
-def first_prefix(total, goal, sides):
-    """The prefix sum before the first item. With several budgets sums begin at the goal, so that all of a row is live:
-    it is constant nowhere, because the order of numbers is not that of boxes."""
+def first_prefix(total, C, sides):
+    """The prefix sum before the first item. With several budgets sums begin at the capacity, so that all of a row is
+    live: it is constant nowhere, because the order of numbers is not that of boxes."""
     prefix = tl.zeros_like(total)
     if len(sides) > 0:
-        prefix += goal
+        prefix += C
     return prefix
 
 
@@ -208,12 +205,12 @@ def can_pick(c, w, sides):
 
 
 @triton.jit
-def band_of(prefix, total, goal, slack, SLACK: tl.constexpr):
+def band_of(prefix, total, C, slack, SLACK: tl.constexpr):
     """The knee, the top and the bottom of the row after the items that weigh prefix."""
-    filled = tl.minimum(prefix, goal).to(tl.int32)
-    low = tl.maximum(goal - (total - prefix), 0).to(tl.int32)
+    filled = tl.minimum(prefix, C).to(tl.int32)
+    low = tl.maximum(C - (total - prefix), 0).to(tl.int32)
     if SLACK:
-        return tl.minimum(filled, slack), tl.minimum(filled + tl.maximum(slack, 0), goal), low
+        return tl.minimum(filled, slack), tl.minimum(filled + tl.maximum(slack, 0), C), low
     else:
         return filled, filled, low
 

@@ -141,15 +141,15 @@ def fill_tiles_kernel(
     lane = tl.arange(0, TILE)
     c = t * TILE + lane
     dtype: tl.constexpr = theta.dtype.element_ty
-    strength = scale_of(gamma, scale, b, gamma_step, GAMMAS)
+    inverse = scale_of(gamma, scale, b, gamma_step, GAMMAS)
     goal, spare = tl.load(goals + b * limits_step), tl.load(slacks + b * limits_step)
     sides = sides_of(inner, plane, BOX)
     is_last = first + count == n
     theta += b * n
     is_goal = t == (0 if WHOLE else goal // TILE)
-    taint = 0.0 * strength
+    taint = 0.0 * inverse
     if is_last & is_goal:
-        taint = taint_of(theta, n, strength, 256)
+        taint = taint_of(theta, n, inverse, 256)
     start = from_group * GROUP - first
     theta += first
     z += b * n + first
@@ -178,7 +178,7 @@ def fill_tiles_kernel(
                 if SOURCE is not None:
                     T += receive_one(T_in + below).to(dtype, bitcast=True)
 
-    scores, weights = scores_from(theta, strength, start, count, GROUP), numbers_from(moves, start, 1, count, GROUP)
+    scores, weights = scores_from(theta, inverse, start, count, GROUP), numbers_from(moves, start, 1, count, GROUP)
     next_weights = numbers_from(moves, start + GROUP, 1, count, GROUP)
     ends = groups_of(n, GROUP) + 1
     lows = bands + ends
@@ -191,7 +191,7 @@ def fill_tiles_kernel(
     for g in range(from_group, to_group):
         start = g * GROUP - first
         later = start + GROUP
-        next_scores = scores_from(theta, strength, later, count, GROUP)
+        next_scores = scores_from(theta, inverse, later, count, GROUP)
         far_weights = numbers_from(moves, later + GROUP, 1, count, GROUP)
         far_low = numbers_from(lows, g + 2, 1, ends, 1)
         next_room = t * TILE - of_lane(next_low, 0, TILE) // TILE * TILE
