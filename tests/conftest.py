@@ -87,12 +87,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         row = parameters.get("backend")
         row = row if isinstance(row, Backend) and row.available else None
+        dtype = "float32" if row is not None and row.wide_dtypes == ("float32",) else ""
         if row is not None and parameters.get("dtype", row.widest) not in row.dtypes:
             gone.add(item)
-        elif parameters and "triton" not in item.path.name:
-            is_single = row is not None and row.wide_dtypes == ("float32",)
-            if not is_compiled(item.callspec.id, "float32" if is_single else ""):
-                gone.add(item)
+        elif parameters and "triton" not in item.path.name and not is_compiled(item.callspec.id, dtype):
+            gone.add(item)
         elif item.get_closest_marker("thinned") or (row is not None and row.is_jax and len(parameters) > 1):
             tables[item.nodeid.split("[")[0], "" if row is None else row.name].append(item)
     for number, ((_, row), cases) in enumerate(tables.items()):
