@@ -39,11 +39,19 @@ def available() -> list[str]:
     return found + (["jax"] if importlib.util.find_spec("jax") else [])
 
 
-def case_of(seed: int, backend: str, number: int, largest_batch: int = 2500) -> Case:
-    return draw(np.random.default_rng([seed, list(SHARES).index(backend), number]), backend, largest_batch)
+def case_of(seed: int, backend: str, number: int, largest_batch: int = 2500, few_kernels: bool = False) -> Case:
+    rng = np.random.default_rng([seed, list(SHARES).index(backend), number])
+    return draw(rng, backend, largest_batch, few_kernels=few_kernels)
 
 
-def fuzz(instances: int, seed: int, backends: list[str], largest_batch: int = 2500, bar: Any = None) -> dict[str, Any]:
+def fuzz(
+    instances: int,
+    seed: int,
+    backends: list[str],
+    largest_batch: int = 2500,
+    bar: Any = None,
+    few_kernels: bool = False,
+) -> dict[str, Any]:
     """The report, with at most one failure per operation and backend, made smaller."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     found: dict[tuple[str, str], Failure] = {}
@@ -52,7 +60,7 @@ def fuzz(instances: int, seed: int, backends: list[str], largest_batch: int = 25
         share = SHARES[backend] / sum(SHARES[name] for name in backends) * instances
         done = number = 0
         while done < share:
-            case = case_of(seed, backend, number, largest_batch)
+            case = case_of(seed, backend, number, largest_batch, few_kernels)
             size, number = max(len(case.theta), 1), number + 1
             for operation, failure in failures(case):
                 categories = {

@@ -279,7 +279,14 @@ def rounded(values: Array, dtype: str) -> Array:
     return np.asarray(values, dtype).astype(float)
 
 
-def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500, kinds: Sequence[str] = ()) -> Case:
+def draw(
+    rng: np.random.Generator,
+    backend: str,
+    largest_batch: int = 2500,
+    kinds: Sequence[str] = (),
+    few_kernels: bool = False,
+) -> Case:
+    """A random case. With few kernels, for options and budgets in less than float64 the regularizer is Gini."""
     is_jax = backend == "jax"
     kind = rng.choice(kinds or list(KINDS))
     groups = int(rng.integers(0, 8)) if rng.random() < 0.9 else int(rng.integers(8, 30))
@@ -298,6 +305,8 @@ def draw(rng: np.random.Generator, backend: str, largest_batch: int = 2500, kind
     shape, seed = (batch, *event), int(rng.integers(2**31))
     content = str(rng.choice(list(CONTENTS), p=np.array(list(CONTENTS.values())) / sum(CONTENTS.values())))
     dtype, regularizer = str(rng.choice(DTYPES[backend])), str(rng.choice(list(REGULARIZERS)))
+    if few_kernels and dtype != "float64" and ("options" in kind or "budgets" in kind):
+        regularizer = "gini"
     if "options" in kind:  # a feasible selection
         picked = np.eye(event[1], dtype=int)[rng.integers(0, event[1], shape[:2])]
     else:

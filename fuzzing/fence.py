@@ -160,13 +160,15 @@ class Fence:
         binding.add_symbol("free", self.release.address)
 
 
-def dirty(rng: np.random.Generator, backend: str, kinds: list[str]) -> tuple[Case, Array]:
+def dirty(rng: np.random.Generator, backend: str, kinds: list[str], few_kernels: bool = False) -> tuple[Case, Array]:
     """A case whose instances need not be valid, and selections (3, batch, *event) that need not be feasible."""
-    case, is_jax = draw(rng, backend, largest_batch=17, kinds=kinds), backend == "jax"
+    is_jax, arguments = backend == "jax", {"largest_batch": 17, "kinds": kinds, "few_kernels": few_kernels}
+    case = draw(rng, backend, **arguments)
     if is_jax:  # which compiles for each shape and regularizer
         while len(case.theta) != 17 or case.theta.shape[1] != 3:
-            case = draw(rng, backend, largest_batch=17, kinds=kinds)
-        case = replace(case, regularizer="gini", gamma=np.broadcast_to(case.gamma, 17))
+            case = draw(rng, backend, **arguments)
+        regularizer = "shannon" if "top-k" in case.kind else "gini"
+        case = replace(case, regularizer=regularizer, gamma=np.broadcast_to(case.gamma, 17))
     theta, arguments = case.theta.copy(), dict(case.arguments)
     share, what = [(0.3, np.nan), (0.3, -np.inf), (0.15, np.inf), (0.0, 0.0)][rng.integers(4)]
     theta[rng.random(theta.shape) < share] = what
@@ -194,14 +196,27 @@ def _largest_total(arguments: dict[str, Any], case: Case) -> int:
     return int(weights.sum(-1).max(initial=0))
 
 
-def child(seed: int, backend: str, side: str, kinds: list[str], operations: list[str], first: int, last: int) -> None:
+def child(
+    seed: int,
+    backend: str,
+    side: str,
+    kinds: list[str],
+    operations: list[str],
+    few_kernels: bool,
+    first: int,
+    last: int,
+) -> None:
     """Makes the calls of cases first..last-1, and says before each which it is."""
+    from knapgrad.kernels.numba import layout
+
     faulthandler.enable()
     fence = Fence(side)
     fence.install()
     np.seterr(all="ignore")
     for number in range(first, last):
-        case, y = dirty(np.random.default_rng([seed, number]), backend, kinds)
+        case, y = dirty(np.random.default_rng([seed, number]), backend, kinds, few_kernels)
+        least = 0 if number % 2 or backend == "jax" else 1 << 60
+        layout.LEAST.update(dict.fromkeys(layout.LEAST, least))  # without a table, or with it, whatever the size
         known = {"gradient": gradient} | namespace(case, {})
         plain = known["array"]
         known |= {"theta": fence.copy(known["theta"]), "y": y, "array": lambda x, plain=plain: fence.copy(plain(x))}
@@ -241,7 +256,8 @@ def _compiled(kind: str, code: str, constants: tuple[tuple[str, str], ...]) -> A
     fixed = {name: eval(text) for name, text in constants}
 
     def call(theta, given, y, gamma, key):  # type: ignore[no-untyped-def]
-        constraint, smoothing = KINDS[kind].constraint(**given, **fixed), kg.Gini(gamma)
+        constraint = KINDS[kind].constraint(**given, **fixed)
+        smoothing = kg.Shannon(gamma) if "top-k" in kind else kg.Gini(gamma)
         known = {"theta": theta, "constraint": constraint, "smoothing": smoothing, "y": y, "rng": key}
         return eval(code, {"kg": kg, "jax": jax, "array": lambda x: x, **known})
 
@@ -262,6 +278,7 @@ def run(
     bar: Any = None,
     kinds: list[str] | None = None,
     operations: list[str] | None = None,
+    few_kernels: bool = False,
 ) -> dict[str, Any]:
     """How many calls were made, and what ended a process or raised what it should not."""
     calls, found, kinds = Counter[str](), [], kinds or list(KINDS)
@@ -273,6 +290,7 @@ def run(
                 last = number + min(500, int(left / _USUAL_SIZE) + 1)
                 flags = ["--seed", str(seed), "--backend", backend, "--side", side, "--kinds", *kinds]
                 flags += ["--operations", *operations] if operations else []
+                flags += ["--few-kernels"] if few_kernels else []
                 command = [sys.executable, "-m", "fuzzing.fence", *flags, "--first", str(number), "--last", str(last)]
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
                 line = ""
@@ -296,13 +314,13 @@ def run(
                 elif number < last:
                     raise RuntimeError(f"exit status {status} before any call; run it: {' '.join(command)}")
     for crash in found:
-        crash["code"] = code_of(seed, crash, kinds)
+        crash["code"] = code_of(seed, crash, kinds, few_kernels)
     return {"calls": sum(calls.values()), "operations": dict(sorted(calls.items())), "found": found}
 
 
-def code_of(seed: int, crash: dict[str, str], kinds: list[str]) -> str:
+def code_of(seed: int, crash: dict[str, str], kinds: list[str], few_kernels: bool) -> str:
     number, _, call = crash["call"].split(" ", 2)
-    case, y = dirty(np.random.default_rng([seed, int(number)]), crash["backend"], kinds)
+    case, y = dirty(np.random.default_rng([seed, int(number)]), crash["backend"], kinds, few_kernels)
     code = OPERATIONS[crash["backend"]][call.rsplit(": ", 1)[1]]
     return f"""\
 # {call}, {crash["how"]} (guard page {crash["side"]} the memory):
@@ -321,9 +339,10 @@ def main() -> None:
     parser.add_argument("--last", type=int, help="number of the case after the last one (first + 1)")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND")
     parser.add_argument("--operations", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--few-kernels", action="store_true", help="fewer kinds of kernels, which have to be compiled")
     given = parser.parse_args()
     last = given.first + 1 if given.last is None else given.last
-    child(given.seed, given.backend, given.side, given.kinds, given.operations, given.first, last)
+    child(given.seed, given.backend, given.side, given.kinds, given.operations, given.few_kernels, given.first, last)
 
 
 if __name__ == "__main__":

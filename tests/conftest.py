@@ -87,10 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         row = parameters.get("backend")
         row = row if isinstance(row, Backend) and row.available else None
+        lacks = row is not None and parameters.get("dtype", row.widest) not in row.dtypes
         dtype = "float32" if row is not None and row.wide_dtypes == ("float32",) else ""
-        if row is not None and parameters.get("dtype", row.widest) not in row.dtypes:
-            gone.add(item)
-        elif parameters and "triton" not in item.path.name and not is_compiled(item.callspec.id, dtype):
+        is_not = parameters and "triton" not in item.path.name and not is_compiled(item.callspec.id, dtype)
+        if lacks or is_not:
             gone.add(item)
         elif item.get_closest_marker("thinned") or (row is not None and row.is_jax and len(parameters) > 1):
             tables[item.nodeid.split("[")[0], "" if row is None else row.name].append(item)
@@ -155,8 +155,8 @@ def each_worker_compiles_its_share() -> None:
     shares = [
         lambda: compile_for(kg.Knapsack([1, 2], 2), 2),
         lambda: compile_for(kg.MultipleChoice([[1, 2]], 2), 1, 2),
-        lambda: compile_for(kg.MultiKnapsack([[1, 2], [1, 1]], [2, 2]), 2),
         _compile_for_jax,
+        lambda: compile_for(kg.MultiKnapsack([[1, 2], [1, 1]], [2, 2]), 2),
     ]
     for share in shares[int(worker[2:]) :: workers]:
         share()

@@ -41,6 +41,7 @@ class Lattice:
         options: how many items in a row make one choice, of which exactly one is picked; 0 if each is picked or not.
         sizes: reach, heaviest and box once more, as an array: torch.compile, which makes a new graph for each new
             number, passes arrays. There the numbers may be None, and the box empty.
+        counts: whether all weights are known to be 1, so that the capacity is a number of items.
         box: the number of capacities of each budget, if there are several; states are numbered in the order of an
             array of that shape. Slack is None then, and an item that never fits weighs ``reach + 1``.
     """
@@ -53,11 +54,13 @@ class Lattice:
     options: int = 0
     sizes: Any = None
     box: tuple[int, ...] = ()
+    counts: bool = False
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # what kernels have worked out about it
 
     def replace(self, **changes: Any) -> Lattice:
         fields = {"weights": self.weights, "capacity": self.capacity, "slack": self.slack}
         numbers = {"reach": self.reach, "heaviest": self.heaviest, "options": self.options, "box": self.box}
+        numbers["counts"] = self.counts
         return Lattice(**{**fields, **numbers, **changes})
 
     @property
@@ -70,8 +73,9 @@ class Lattice:
 
 
 def lattice_of(
-    weights: Any, capacity: Any, slack: Any, bound: Any, options: int = 0, heaviest: int | None = None
-) -> Lattice:
+    weights: Any, capacity: Any, slack: Any, bound: Any, options: int = 0, heaviest: int | None = None,
+    counts: bool = False,
+) -> Lattice:  # fmt: skip
     """The lattice of NumPy arrays, or of arrays that JAX or torch.compile traces.
 
     A capacity above the total weight is cut to it, here and nowhere else, and the slack is reduced by the same amount.
@@ -82,6 +86,7 @@ def lattice_of(
         weights: (..., n), as in the lattice, and so are the others.
         bound: of the capacity, a number or an array of one; None if it follows from what is known.
         heaviest: a bound of weights that are traced.
+        counts: as in the lattice.
     """
     total = largest_total(weights, options) if isinstance(weights, np.ndarray) else None
     bounds = [] if total is None else [total.max(initial=0)]
@@ -103,7 +108,8 @@ def lattice_of(
         if (given > total).any():
             capacity = np.asarray(np.minimum(given, total))
             slack = None if slack is None else np.asarray(slack - (given - capacity))
-        return Lattice(weights, capacity, slack, reach, heaviest, options, np.array([reach, heaviest]))
+        sizes = np.array([reach, heaviest])
+        return Lattice(weights, capacity, slack, reach, heaviest, options, sizes, counts=counts)
     most = min(reach, _LARGEST_TRACED) if isinstance(reach, int) else reach
     weights, given, capacity = at_most(weights * (weights > 0), most + 1), capacity, at_most(capacity, most)
     valid = capacity >= 0
@@ -115,9 +121,10 @@ def lattice_of(
         if not (isinstance(total, np.ndarray) and isinstance(most, int) and total.min(initial=most) >= most):
             like, capacity = weights if isinstance(capacity, np.ndarray) else capacity, at_most(capacity, total)
             capacity = capacity if isinstance(capacity, np.ndarray) else backend.as_type(capacity, like)
-        slack = None if slack is None else as_array(slack - (given - capacity))
+    slack = None if slack is None else as_array(slack - (given - capacity))
     capacity = valid_where(valid, capacity)
-    return Lattice(weights, capacity, slack, reach, reach + 1 if heaviest is None else heaviest, options)
+    heaviest = reach + 1 if heaviest is None else heaviest
+    return Lattice(weights, capacity, slack, reach, heaviest, options, counts=counts)
 
 
 # In arithmetic that the arrays of every framework have.

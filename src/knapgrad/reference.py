@@ -144,6 +144,42 @@ def _shares(part: Array, whole: Array) -> Array:
     return part / np.where(whole > 0, whole, 1)
 
 
+def without_a_table(theta: Array, k: int, at_least: int, z: Array, L: float = 30.0) -> tuple[float, Array, Array]:
+    """Under Shannon, for at_least to k items: value, relaxed selection and H z, by nodes of a circle. All scores are
+    finite, and 0 < k, at_least < n."""
+    n, lam = len(theta), _tilt(theta, k, at_least)
+    p, q = 1 / (1 + np.exp(lam - theta)), 1 / (1 + np.exp(theta - lam))
+    mean, s2 = p.sum(), (p * q).sum()
+    r = L / 3 + np.sqrt(L * L / 9 + 2 * L * s2)
+    counts = np.arange(at_least, k + 1)
+    counts, end = counts[abs(counts - mean) <= max(r, abs(mean - k), abs(mean - at_least))], k if lam >= 0 else at_least
+    M = int(min(np.ceil(r + abs(counts - mean).max()), n + 1)) | 1  # [nodes] odd, so that no u is 0
+    t = 2 * np.pi * np.arange((M + 1) // 2) / M
+    t = t[s2 * (1 - np.cos(t)) <= L + 3][:, None]
+    d = np.exp(1j * t) - 1  # [node]
+    u = 1 + p * d
+    c = np.where(t == 0, 1, 2) * u.prod(1, keepdims=True)  # nodes t and -t are conjugate
+    c = c * (np.exp(lam * (counts - end)) * np.exp(-1j * t * counts)).sum(1, keepdims=True)
+    window, c, v = c.real.sum() / M, c / c.real.sum(), 1 / u
+    y = p + p * q * (c * d * v).real.sum(0)  # [relax]
+    z = z - ((z * p * q).sum() / s2 if at_least == k else 0)
+    A = d * (v * z * p * q).sum(1, keepdims=True)  # [A]
+    A = A - (c * A).real.sum()
+    product = p * q * (c * (z * (1 + d) * v**2 + d * v * A)).real.sum(0)  # [Hz]
+    return lam * end + np.logaddexp(0, theta - lam).sum() + np.log(window), y, product  # [value]
+
+
+def _tilt(theta: Array, k: int, at_least: int) -> float:
+    """[tilt] The one with the mean k or at_least; 0 if the mean without a tilt is between them."""
+    mean = (1 / (1 + np.exp(-theta))).sum()
+    goal, low, high = min(max(mean, at_least), k), theta.min() - 40 - np.log(len(theta)), theta.max() + 40
+    high += np.log(len(theta))
+    while goal != mean and high - low > 1e-9:
+        lam = (low + high) / 2
+        low, high = (lam, high) if (1 / (1 + np.exp(lam - theta))).sum() > goal else (low, lam)
+    return 0.0 if goal == mean else (low + high) / 2
+
+
 def sample(theta: Array, uniforms: Array, lattice: Lattice, regularizer: Choice) -> Array:
     """A selection (n,) from uniform numbers (n,) in [0, 1), by ancestral sampling from the last choice to the first.
     Only the first number of each choice is used."""

@@ -16,8 +16,9 @@ def warmup(theta: Any, constraint: Constraint, regularizer: Regularizer) -> None
     """Compiles ahead all operations, and their gradients, for calls like this one, so that none of them has to wait.
 
     On a CPU, NumPy, torch and JAX share kernels that depend on theta's dtype and on the kinds of the constraint and the
-    regularizer, not on shapes; they are kept on disk, so this takes seconds once per machine and milliseconds later. On
-    a GPU, and for what JAX compiles around them, shapes matter too: give a theta of the shape that will be used.
+    regularizer, and, for numbers of items under Shannon, on whether there are few items or many; they are kept on disk,
+    so this takes seconds once per machine and milliseconds later. On a GPU, and for what JAX compiles around them,
+    all shapes matter: give a theta of the shape that will be used.
 
     Args:
         theta: an array or tensor of the dtype, shape and device that will be used; its values are not looked at.

@@ -20,7 +20,7 @@ import knapgrad as kg  # noqa: E402
 from knapgrad.jax import backend as jax_backend  # noqa: E402
 from knapgrad.kernels import jax_calls, jax_scan, numba  # noqa: E402
 from knapgrad.kernels.jax_scan import float64  # noqa: E402
-from knapgrad.kernels.numba import from_jax, handlers, tasks, xla  # noqa: E402
+from knapgrad.kernels.numba import from_jax, handlers, layout, tasks, xla  # noqa: E402
 from knapgrad.kernels.operations import OPERATIONS  # noqa: E402
 from knapgrad.numpy import backend as numpy_backend  # noqa: E402
 
@@ -75,6 +75,26 @@ def both(name: str, constraint: Any, theta: np.ndarray, regularizer: str, extra:
     if name == "entropy_grad":
         expected = numba.entropy(flat, lattice, gamma, regularizer), expected
     return found, expected
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["operator", "value", "vjp", "entropy", "entropy_grad", "log_prob"])
+def test_xla_gets_what_python_gets_without_a_table(name, dtype, monkeypatch):
+    monkeypatch.setattr(layout, "LEAST", dict.fromkeys(layout.LEAST, 0))
+    of_each = kg.TopK(RNG.integers(2, 6, (2, 5)), at_least=2)
+    for constraint in (kg.TopK(3), of_each):
+        with float64(dtype == np.float64):
+            found, expected = both(name, constraint, scores(constraint, dtype), "shannon")
+        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(x, y.astype(dtype))
+
+
+def test_a_batch_that_vmap_puts_together_is_without_a_table():
+    """It is not one instance that decides."""
+    theta = np.random.default_rng(0).normal(size=(40, 600)).astype(np.float32)
+    relax = jax.jit(jax.vmap(lambda x, k: kg.relax(x, kg.TopK(k, max_capacity=600), kg.Shannon())))
+    found, k = relax(theta, np.arange(40)), np.arange(40)
+    np.testing.assert_array_equal(found, kg.relax(theta, kg.TopK(k, max_capacity=600), kg.Shannon()))
 
 
 def extra_shapes(name: str, flat: Any, lattice: Any) -> list[tuple[int, ...]]:

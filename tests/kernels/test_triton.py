@@ -13,7 +13,7 @@ from backends import TOLERANCES
 from instances import CONSTRAINTS, EDGES, Problem
 from knapgrad import reference
 from knapgrad.constraints import base
-from knapgrad.lattice import FEASIBLE, Lattice
+from knapgrad.lattice import FEASIBLE, Lattice, lattice_of
 from knapgrad.regularizers import REGULARIZERS as CLASSES
 from knapgrad.regularizers import Hard
 from oracles import LONG_IS_LONGER, chi_square_p_value, long_table, subsets
@@ -455,15 +455,16 @@ def test_the_last_cell_of_a_row(path):
 
 
 def test_a_capacity_above_the_total_weight(path):
-    """On the host it is cut, and the slack with it, where the weights are known; else that is left to the kernels."""
+    """It is cut, and the slack with it, in arrays that are known and in those that are on a device."""
     problem = Problem(EDGES["a least weight"].theta[:2], [2, 1, 3, 1], 20, at_least=np.array([5, 7]))
     call = Call(problem, "tsallis", "float64")
     assert call.lattice.capacity.max() == call.lattice.reach == 7
     call.y = call.sample()
     expected = {name: RESULTS[name](call) for name in ("value", "relax", "entropy_grad", "sample", "log_prob")}
-    uncut = {"capacity": tensor([20], "int64"), "slack": tensor([15, 13], "int64")}
-    for reach in (20, 7):
-        call.lattice = call.lattice.replace(**uncut, reach=reach)
+    given = tensor([2, 1, 3, 1], "int64"), tensor([20], "int64"), tensor([15, 13], "int64")
+    for bound in (20, 7):
+        call.lattice = lattice_of(*given, bound)
+        assert host(call.lattice.capacity).tolist() == [7, 7] and host(call.lattice.slack).tolist() == [2, 0]
         for name, result in expected.items():
             torch.testing.assert_close(RESULTS[name](call), result, rtol=1e-12, atol=1e-13)
 
@@ -1100,7 +1101,9 @@ def check_a_capacity_that_is_not_valid(name: str) -> None:
         assert not np.isnan(host(result)[[0, 2]]).any()
     nothing = {"knapsack": 0.0, "two budgets": 0.0, "a least weight": np.nan}  # if there are no items
     if name in nothing:
-        value = from_torch.operator(theta[:, :0], given[0].replace(weights=lattice.weights[:0]), *given[1:])[0]
+        slack = None if lattice.slack is None else lattice.slack - goal  # a capacity is cut to the total, and so is it
+        empty = given[0].replace(weights=lattice.weights[:0], capacity=tensor([0, -1, 0], "int64"), slack=slack)
+        value = from_torch.operator(theta[:, :0], empty, *given[1:])[0]
         np.testing.assert_array_equal(host(value), [nothing[name], np.nan, nothing[name]])
 
 

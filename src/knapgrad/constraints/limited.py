@@ -168,7 +168,8 @@ class Limited(Constraint):
         if not known:
             bound = bound if widths is None else widths.bound(repeats)
             bound = largest_total(moves, self._options).max() if bound is None and self._is_known else bound
-        return lattice_of(moves, capacity, slack, bound, self._options, 1 if self._counts else None)
+        heaviest = 1 if self._counts else None
+        return lattice_of(moves, capacity, slack, bound, self._options, heaviest, self._counts)
 
     def lightest(self, event: tuple[int, ...]) -> Any:
         lightest = self._numbers.lightest

@@ -46,4 +46,4 @@ class TopK(Limited):
         _, ones, k, slack, _, bound = self._numbers
         if backends.is_compiling() or not isinstance(k, np.ndarray):
             return super()._lattice(repeats)
-        return Lattice(ones.repeat(repeats), k, slack, min(int(bound), repeats), min(repeats, 1))
+        return Lattice(ones.repeat(repeats), k, slack, min(int(bound), repeats), min(repeats, 1), counts=True)

@@ -25,7 +25,7 @@ float64 = jax.enable_x64
 
 # Arrays are leaves; what gives tables their shapes is known when a function is compiled.
 jax.tree_util.register_dataclass(
-    Lattice, ["weights", "capacity", "slack", "sizes"], ["reach", "heaviest", "options", "box"]
+    Lattice, ["weights", "capacity", "slack", "sizes"], ["reach", "heaviest", "options", "box", "counts"]
 )
 
 

@@ -20,7 +20,8 @@ NOTHING, VALUE, TANGENT, SUM = range(4)  # FIRST: what the first result is, of w
 WEIGHTS, CAPACITY, SLACK = 0, 2, 4
 OPTIONS, ENTRIES, MARGIN, KEEPS, COMPLETE, LIMITED, ROWS, TABLES, SAMPLES, TIME, TIME_OF_SAMPLE = range(6, 17)
 BACKWARDS, FIRST, TASK = range(17, 20)  # for tasks of XLA
-STRIDE, REACH, STEPS, GROUPS, NANOSECONDS, SIZES = range(20, 26)
+WAY = 20  # of computing: kernels.WAYS
+STRIDE, REACH, STEPS, GROUPS, NANOSECONDS, SIZES = range(21, 27)
 CELLS, LAYOUT = SIZES + 3, SIZES + 4  # the last of these lengths; of the frame itself
 # A frame of scratch: address and length of buffers, of the table the number of rows; then groups.BEYOND, and the
 # address of the frame: an array that is made from an address is not counted by Numba whenever it is passed on.

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from knapgrad.kernels import jax_calls, jax_scan
-from knapgrad.kernels.numba.layout import frame_of, kind_of, structure_of
+from knapgrad.kernels.numba.layout import TABLE, frame_of, kind_of, structure_of, way_of
 from knapgrad.kernels.numba.variants import CHOICES, KINDS
 from knapgrad.kernels.operations import OPERATIONS
 from knapgrad.lattice import Lattice
@@ -58,17 +58,17 @@ def target(kind: int) -> str | None:
     return _once(_targets, kind, make)
 
 
-def task(name: str, regularizer: str, dtype: str, kind: int) -> int | None:
-    """The number of what runs an operation, on items, choices or boxes; None if it cannot be had from this version of
-    Numba."""
+def task(name: str, regularizer: str, dtype: str, kind: int, way: int) -> int | None:
+    """The number of what runs an operation, on items, choices or boxes, in one of the ways; None if it cannot be had
+    from this version of Numba."""
 
     def make() -> int:
         from knapgrad.kernels.numba import tasks
 
-        return tasks.task(name, regularizer, dtype, kind)
+        return tasks.task(name, regularizer, dtype, kind, way)
 
     functions(regularizer)  # an unknown one is an error
-    return _once(_tasks, (name, regularizer, dtype, kind), make)
+    return _once(_tasks, (name, regularizer, dtype, kind, way), make)
 
 
 def _once(made: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
@@ -95,10 +95,10 @@ def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> jax_cal
     name = "sample" if solves else name
     operation = OPERATIONS[name]
     handler, dtype = target(kind), "float64" if operation.is_wide else np.dtype(theta.dtype).name
-    number = None if handler is None else task(name, regularizer, dtype, kind)
-    if handler is None or number is None:
+    way = way_of(operation, lattice, theta.shape, np.dtype(dtype).itemsize, regularizer)
+    if handler is None or task(name, regularizer, dtype, kind, way) is None:
         return None
-    run = jax_calls.spread(partial(_run, name, handler, number), operation.axis)
+    run = jax_calls.spread(partial(_run, name, handler, regularizer, kind), operation.axis)
 
     def call(theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]) -> Any:
         if solves:
@@ -117,15 +117,20 @@ def find(name: str, regularizer: str, theta: Array, lattice: Lattice) -> jax_cal
 
 
 def _run(
-    name: str, handler: str, number: int, theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...]
-) -> tuple[Array, ...]:
+    name: str, handler: str, regularizer: str, kind: int,
+    theta: Array, lattice: Lattice, gamma: Array, extra: tuple[Array, ...],
+) -> tuple[Array, ...]:  # fmt: skip
     """On one device."""
-    operation, structure = OPERATIONS[name], structure_of(lattice)
+    operation, structure, dtype = OPERATIONS[name], structure_of(lattice), np.dtype(theta.dtype)
+    way = way_of(operation, lattice, theta.shape, dtype.itemsize, regularizer)  # of all that vmap has put together
+    number = task(name, regularizer, dtype.name, kind, way)
+    if number is None:
+        way, number = TABLE, task(name, regularizer, dtype.name, kind, TABLE)
     samples = extra[0].shape[0] if operation.is_sampled else 0
     shapes = (operation.shape_of(array, theta.shape, lattice.reach, samples) for array in operation.results)
     call = jax.ffi.ffi_call(handler, [jax.ShapeDtypeStruct(shape, theta.dtype) for shape in shapes])
     slack = jnp.zeros(1, jnp.int32) if lattice.slack is None else lattice.slack
     arrays = jax_scan.varying((theta, lattice.weights, lattice.capacity, slack, gamma, *extra))
-    frame = frame_of(operation, lattice, samples, number)
+    frame = frame_of(operation, lattice, samples, number, way)
     structure = np.zeros(0, np.int64) if structure is None else structure
     return tuple(call(*arrays, frame=frame, memory=_MEMORY, missing=_MISSING, structure=structure.reshape(-1)))

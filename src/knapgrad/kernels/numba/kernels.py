@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
+from knapgrad.kernels.numba import quadrature
+from knapgrad.kernels.numba.layout import QUADRATURE, TABLE
 from knapgrad.kernels.numba.paths import log_prob_kernel, mode_kernel, sample_kernel, solve_kernel
 from knapgrad.kernels.numba.sweeps import frontier_kernel, operator_kernel, tangent_kernel
-
-TABLE = "table"  # a way to compute: by a table of every state before every step
 
 
 class Kernel(NamedTuple):
@@ -28,3 +28,4 @@ KERNELS = {
         "frontier": Kernel(frontier_kernel, ("rows", "backwards", "rows", "items")),
     }
 }
+KERNELS[QUADRATURE] = {name: Kernel(run, KERNELS[TABLE][name].takes) for name, run in quadrature.KERNELS.items()}

@@ -17,8 +17,8 @@ import numpy as np
 from knapgrad.kernels.numba import frames, threads, vector
 from knapgrad.kernels.numba.entries import call_first, entry_of
 from knapgrad.kernels.numba.groups import BEYOND
-from knapgrad.kernels.numba.kernels import KERNELS, TABLE
-from knapgrad.kernels.numba.layout import frame_of, kind_of, lay_out, structure_of
+from knapgrad.kernels.numba.kernels import KERNELS
+from knapgrad.kernels.numba.layout import TABLE, frame_of, kind_of, lay_out, structure_of, way_of
 from knapgrad.kernels.numba.variants import SOURCE_FILES, direction_of, regularizer_of
 from knapgrad.kernels.operations import OPERATIONS
 from knapgrad.lattice import LARGEST
@@ -33,7 +33,7 @@ _ALL = np.array([2**62])  # a slack that no capacity exceeds
 class Plan:
     """How an operation runs over batches of one shape, in groups. It is kept with the lattice."""
 
-    way: str  # of computing it (kernels.KERNELS)
+    way: int  # of computing it (layout.way_of)
     kernel: Any
     variants: tuple[Any, ...]
     types: tuple[Any, ...]  # all that its compiled code depends on
@@ -50,17 +50,18 @@ class Plan:
     strength: tuple[Any, Any] = None, None  # the last gamma that was one number, as it was given and as kernels take it
 
 
-def _plan(name, theta, lattice, regularizer, samples=0):
+def _plan(name, theta, lattice, regularizer, samples=0, table=None):
     """That of an operation, made when it is first needed."""
-    key = name, theta.shape, theta.dtype.char, regularizer, samples
+    key = name, theta.shape, theta.dtype.char, regularizer, samples, table is not None
     return lattice.memo.get(key) or _made(key, theta, lattice)
 
 
 def _made(key, theta, lattice):
     if numba.config.DISABLE_JIT:
         raise RuntimeError("NUMBA_DISABLE_JIT is set, and the kernels of knapgrad run only compiled; unset it")
-    name, shape, char, regularizer, samples = key
-    operation, way, kind = OPERATIONS[name], TABLE, kind_of(lattice)
+    name, shape, char, regularizer, samples, has_table = key
+    operation, kind = OPERATIONS[name], kind_of(lattice)
+    way = TABLE if has_table or name == "tabulate" else way_of(operation, lattice, shape, theta.itemsize, regularizer)
     kernel, takes = KERNELS[way][operation.kernel]
     variants = (regularizer_of(regularizer),)
     if operation.direction:
@@ -70,7 +71,7 @@ def _made(key, theta, lattice):
     limits, structure, frame = (
         _limits(lattice, shape, operation),
         structure_of(lattice),
-        frame_of(operation, lattice, samples),
+        frame_of(operation, lattice, samples, way=way),
     )
     frame[: 2 * len(limits)] = [number for x in limits for number in (frames.address(x), len(x))]
     _lay_out(kind, SOURCE_FILES, structure, size, n, vector.BYTES // theta.itemsize, frame)
@@ -307,7 +308,7 @@ def frontier_vjp(theta, cotangent, lattice, gamma, regularizer):
 
 def sample(theta, uniforms, lattice, gamma, regularizer, table=None):
     """Selections (samples, *batch, n) from uniform numbers in [0, 1) of that shape."""
-    plan = _plan("sample", theta, lattice, regularizer, len(uniforms))
+    plan = _plan("sample", theta, lattice, regularizer, len(uniforms), table)
     uniform = _beside(uniforms, plan, theta, len(uniforms))
     value, y = np.zeros(plan.shape[0]), room_for(uniform.shape, theta.dtype, FEWER_SAMPLES)
     _run(plan, theta, gamma, table is not None, uniform, value, y, table=table)
@@ -355,7 +356,7 @@ def log_prob_vjp(theta, y, cotangent, lattice, gamma, regularizer):
 
 def _log_prob(name, theta, y, cotangent, lattice, gamma, regularizer, table):
     samples = len(y)
-    plan = _plan(name, theta, lattice, regularizer, samples)
+    plan = _plan(name, theta, lattice, regularizer, samples, table)
     size, backwards = plan.shape[0], plan.backwards
     value, gradient, result = np.zeros(size), np.empty(plan.shape, theta.dtype), np.zeros((samples, size), theta.dtype)
     cotangent = _ready(cotangent, theta.dtype).reshape(result.shape) if backwards else result

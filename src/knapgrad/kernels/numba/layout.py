@@ -4,12 +4,13 @@ What is jitable runs as it stands in Python, and is compiled where compiled code
 """
 
 from functools import cache
+from math import prod
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numba.extending import register_jitable
 
-from knapgrad.kernels.numba import frames, vector
+from knapgrad.kernels.numba import frames, quadrature, vector
 from knapgrad.kernels.numba.bands import COLUMNS, measure, row_length
 from knapgrad.kernels.numba.boxes import sides_of
 from knapgrad.kernels.numba.frames import batch_of, pointer
@@ -22,7 +23,38 @@ _LARGEST_SHARED_TABLE = 8 << 20  # bytes
 # How long a call takes, to decide whether threads pay off, and where it may be interrupted
 _NANOSECONDS_PER_VECTOR = 8  # of a value + relax sweep
 _NANOSECONDS_PER_SCORE = 5  # in a lane
+_NANOSECONDS_PER_INSTANCE = 1000  # of quadrature
 LINE = 64  # bytes of a cache line: a vector across two of them costs twice
+
+
+TABLE, QUADRATURE = range(2)  # ways of computing: by every state before every step; by nodes of a circle
+# Where quadrature is faster: from so many items on, if a table would have one instance at a time; with instances in
+# the lanes, from so many cells of a table on, and in float64 so many picks; so many items, if k is traced.
+LEAST = {"items": 30, "cells": 5000, "picks": 10, "unknown": 500}
+
+
+def way_of(operation, lattice, shape, item_size, regularizer):
+    """The way in which an operation on a theta of that shape is computed. It does not depend on scores."""
+    if regularizer != "shannon" or operation.kernel not in quadrature.KERNELS or lattice.options or lattice.box:
+        return TABLE
+    if not counts_items(lattice):
+        return TABLE
+    size, n, width = prod(shape[:-1]), shape[-1], vector.BYTES // item_size
+    if lattice.weights.size != n or size <= width // 4:
+        return QUADRATURE if n >= LEAST["items"] else TABLE
+    k = lattice.capacity if isinstance(lattice.capacity, np.ndarray) else np.array(lattice.reach)
+    if k is not lattice.capacity and lattice.reach >= n:
+        return QUADRATURE if n >= LEAST["unknown"] else TABLE
+    picks = int(np.minimum(k, n - k).max(initial=0))
+    is_large = picks * (n - picks) >= LEAST["cells"] and (item_size == 4 or picks >= LEAST["picks"])
+    return QUADRATURE if is_large else TABLE
+
+
+def counts_items(lattice):
+    """Whether all weights are 1."""
+    return lattice.counts or (
+        lattice.heaviest == 1 and isinstance(lattice.weights, np.ndarray) and lattice.weights.all()
+    )
 
 
 def kind_of(lattice):
@@ -39,9 +71,10 @@ _FIRST = {"value": frames.VALUE, "tangent": frames.TANGENT, "log_prob": frames.S
 _tournament = cache(lambda options: tournament(options).reshape(-1))
 
 
-def frame_of(operation, lattice, samples=0, task=0):
+def frame_of(operation, lattice, samples=0, task=0, way=TABLE):
     """A frame of a layout, with what is known before arrays are."""
     frame, m = np.zeros(frames.LAYOUT, np.int64), lattice.options
+    frame[frames.WAY] = way
     frame[frames.OPTIONS], frame[frames.ENTRIES] = m, operation.entries or m
     frame[frames.MARGIN], frame[frames.LIMITED] = lattice.heaviest if m else 0, lattice.slack is not None
     frame[frames.KEEPS], frame[frames.COMPLETE] = operation.keeps, operation.is_complete
@@ -55,6 +88,12 @@ def frame_of(operation, lattice, samples=0, task=0):
 @kernel
 def lay_out(sources, structure, size, n, width, frame):
     """The rest of a frame that has its arrays, for a theta (size, n) of so many lanes. (``sources``: see variants.)"""
+    if frame[frames.WAY] == QUADRATURE:
+        frame[frames.STRIDE], frame[frames.STEPS], frame[frames.GROUPS], sizes = 1, 0, size, frames.SIZES
+        frame[sizes], frame[sizes + 1], frame[sizes + 2] = quadrature.sizes(n, width)
+        frame[frames.NANOSECONDS] = size * (_NANOSECONDS_PER_INSTANCE + n * frame[frames.TIME] // 2)
+        frame[frames.NANOSECONDS] += size * n * frame[frames.SAMPLES]
+        return
     steps, samples = n // max(frame[frames.OPTIONS], 1), frame[frames.SAMPLES]
     theta = carray(pointer(frame[frames.WEIGHTS]), (size, n), np.float32)  # its shape counts
     gamma, bands = np.ones(1), np.empty((steps + 1, COLUMNS), np.int64)

@@ -20,8 +20,8 @@ from knapgrad.kernels.numba import frames, handlers, xla
 from knapgrad.kernels.numba.entries import address_of
 from knapgrad.kernels.numba.frames import pointer
 from knapgrad.kernels.numba.handlers import ARRAYS, EXTRA, LAYOUT
-from knapgrad.kernels.numba.kernels import KERNELS, TABLE
-from knapgrad.kernels.numba.layout import arrange, bytes_of_scratch, whole_lines
+from knapgrad.kernels.numba.kernels import KERNELS
+from knapgrad.kernels.numba.layout import TABLE, arrange, bytes_of_scratch, whole_lines
 from knapgrad.kernels.numba.private import c_function
 from knapgrad.kernels.numba.variants import KINDS, SOURCES, direction_of, function, inline, regularizer_of
 from knapgrad.kernels.numba.xla import words
@@ -207,13 +207,13 @@ def _signature(name: str, regularizer: str, dtype: str, kind: int) -> tuple[Any,
 
 
 @cache
-def task(name: str, regularizer: str, dtype: str, kind: int) -> int:
+def task(name: str, regularizer: str, dtype: str, kind: int, way: int) -> int:
     """The number under which a task and its kernel are in the table."""
     begin, kernel_name = perf_counter(), str(OPERATIONS[name].kernel)
-    kernel = address_of(KERNELS[TABLE][kernel_name].run, _signature(name, regularizer, dtype, kind))
+    kernel = address_of(KERNELS[way][kernel_name].run, _signature(name, regularizer, dtype, kind))
     run = _compiled(kernel_name, dtype, kind)
     mention(f"{name} for JAX", dtype, perf_counter() - begin)
-    key = f"{name} {regularizer_of(regularizer).numba_type.name} {dtype} {KINDS[kind]}"
+    key = f"{name} {regularizer_of(regularizer).numba_type.name} {dtype} {KINDS[kind]} {way}"
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little")
     with _lock:
         handlers.TASKS[len(_numbers)] = number, run.address, kernel

@@ -132,6 +132,16 @@ def cast(_, value, like):
 
 
 @intrinsic
+def reciprocal(_, x):
+    """1 / x, to a rounding or two: LLVM may take the processor's estimate and a step of Newton's."""
+
+    def emit(context, builder, signature, args):
+        return builder.fdiv(_constant(args[0].type, 1.0), args[0], flags=("arcp", "contract", "ninf"))
+
+    return x(x), emit
+
+
+@intrinsic
 def total(_, vector):
     """The sum over the lanes, halving the vector at each step."""
 
