@@ -116,12 +116,13 @@ def lattice_of(
     backend: Any = next(backends.backend_of(x) for x in (weights, capacity, slack) if not isinstance(x, np.ndarray))
     with backend.exact():
         total = largest_total(weights, options)
-        if slack is not None:  # all items may be too light
-            valid = valid & (given - slack <= total)
         if not (isinstance(total, np.ndarray) and isinstance(most, int) and total.min(initial=most) >= most):
             like, capacity = weights if isinstance(capacity, np.ndarray) else capacity, at_most(capacity, total)
             capacity = capacity if isinstance(capacity, np.ndarray) else backend.as_type(capacity, like)
-    slack = None if slack is None else as_array(slack - (given - capacity))
+    if slack is not None:
+        slack = as_array(slack - (given - capacity))
+        with backend.exact():
+            valid = valid & (capacity - slack <= total)  # all items are not too light
     capacity = valid_where(valid, capacity)
     heaviest = reach + 1 if heaviest is None else heaviest
     return Lattice(weights, capacity, slack, reach, heaviest, options, counts=counts)
