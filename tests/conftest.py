@@ -146,8 +146,10 @@ def each_worker_compiles_its_share() -> None:
         return
     import torch
 
+    BOTH = torch.float32, torch.float64
+
     def compile_for(constraint: kg.Constraint, *event: int) -> None:
-        for dtype in (torch.float32, torch.float64):
+        for dtype in BOTH:
             for name, kind in CLASSES.items():
                 if dtype == torch.float64 or name == "gini" or isinstance(constraint, kg.Knapsack):  # is_compiled
                     kg.warmup(torch.zeros(3, *event, dtype=dtype), constraint, kind())  # with the derivatives
@@ -157,6 +159,8 @@ def each_worker_compiles_its_share() -> None:
         lambda: compile_for(kg.MultipleChoice([[1, 2]], 2), 1, 2),
         _compile_for_jax,
         lambda: compile_for(kg.MultiKnapsack([[1, 2], [1, 1]], [2, 2]), 2),
+        lambda: None,
+        lambda: [kg.warmup(torch.zeros(1, 40, dtype=dtype), kg.TopK(2), kg.Shannon()) for dtype in BOTH],
     ]
     for share in shares[int(worker[2:]) :: workers]:
         share()
