@@ -19,6 +19,8 @@ REPRESENTATIVES: dict[str, str] = {
         constraints/multi_knapsack kernels/numba/boxes""",
     "operations/test_operations.py::test_sample_frequencies[numpy-tsallis-": """
         kernels/numba/paths""",
+    "for_torch/test_torch_autograd.py::test_the_third_cumulants_of_many_items[7-7]": "torch/second_order",
+    "kernels/test_quadrature.py::test_k_and_gamma_of_each_instance[": "kernels/numba/laws kernels/numba/quadrature",
     "operations/test_operations.py::test_operations_are_the_enumeration[jax-shannon-": """
         jax/backend jax/operators""",
     "operations/test_operations.py::test_operations_are_the_enumeration[jax-scan-gini-choices-float32]": """

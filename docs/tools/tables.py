@@ -98,6 +98,27 @@ def memory() -> str:
     return table(["kept / peak, MB", "knapgrad", "the paper's layout", "eager PyTorch"], rows)
 
 
+def top_k() -> str:
+    """The soft selection, and with its gradient: microseconds, with a table too, and how many times torch.topk's."""
+    path, rows = RESULTS / "top-k-cpu.json", []
+    found = read(path)
+    for row in found["rows"]:
+        times = row["microseconds"]
+
+        def both(way: str, times: dict[str, Any] = times) -> str:
+            found = [times.get(f"{way}, {part}") for part in ("forward", "both")]
+            return " / ".join(short(x["median"]) for x in found if x)
+
+        factors = " / ".join(
+            f"{short(x['median'])} ({short(x['q1'])}–{short(x['q3'])})" for x in row["times torch.topk"].values()
+        )
+        shape = f"{row['batch']:,} × {row['n']:,}, {row['k']:,}"
+        off = " / ".join(f"{x:.1e}" for x in row["off by"].values())
+        rows.append([shape, both("knapgrad"), both("with a table"), short(times["torch.topk"]["median"]), factors, off])
+    head = ["batch × items, k", "knapgrad", "with a table", "torch.topk", "times torch.topk", "off by"]
+    return f"{table(head, rows)}\n\n{source(path, found['environment'])}"
+
+
 def peers(name: str = "peers-cpu.json") -> str:
     """The soft selection, and with its gradient, in milliseconds; the peak memory of the latter; by how much entries
     differ from the marginals."""
@@ -183,7 +204,7 @@ def budgets_gpu() -> str:
     return f"{table(['batch x items, budgets', '', *names], rows)}\n\n{source(path, found['environment'])}"
 
 
-MAKERS = cpu, gpu, gpu_calls, memory, peers, peers_gpu, long_selections, wide_knapsacks, budgets_gpu
+MAKERS = cpu, gpu, gpu_calls, memory, top_k, peers, peers_gpu, long_selections, wide_knapsacks, budgets_gpu
 TABLES = {make.__name__: make for make in MAKERS}
 
 

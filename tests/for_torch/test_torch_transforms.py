@@ -93,12 +93,13 @@ def tensors_of(name: str, kind: str, seed: int = 0) -> dict[str, Tensor]:
     """The tensor arguments of an operator, by their names in its schema."""
     lattice, limit = lattice_of(kind), LIMITS[kind]()
     n, y = lattice.weights.shape[-1], selections(limit, SAMPLES, BATCH, *event_of(kind), seed=seed + 2)
+    shapes = {"frontier_vjp": (BATCH, REACH + 1), "vjp_grad": (BATCH, n)}
     everything = {
         "theta": numbers(BATCH, n, seed=seed),
         "z": numbers(BATCH, n, seed=seed + 1),
         "y": torch.from_numpy(limit.flat(numpy_backend, y.numpy(), is_selection=True)),
         "uniforms": numbers(SAMPLES, BATCH, n, seed=seed + 3).remainder(1.0),
-        "cotangent": numbers(*((BATCH, REACH + 1) if name == "frontier_vjp" else (SAMPLES, BATCH)), seed=seed + 4),
+        "cotangent": numbers(*shapes.get(name, (SAMPLES, BATCH)), seed=seed + 4),
         "value": numbers(BATCH, seed=seed + 5),
         "mean": numbers(BATCH, n, seed=seed + 6),
         "gamma": 1 + numbers(1, seed=seed + 7)[0],
@@ -125,6 +126,7 @@ OPERATORS = {
     "relax": True,
     "recall": True,
     "vjp": False,
+    "vjp_grad": False,
     "surrogate": True,
     "sample": False,
     "mode": False,
@@ -370,6 +372,20 @@ def test_a_second_derivative_that_is_not_there_raises_under_func(operation, kind
     function = scalar(OPERATIONS[operation], numbers(*shape, seed=2), limit, kg.Gini(), numbers(*shape, seed=3))
     with pytest.raises(NotImplementedError, match="knapgrad has no second derivative"):
         grad(lambda theta: grad(function)(theta).square().sum())(numbers(*shape))
+
+
+def test_a_hessian_of_relax_of_items_under_shannon():
+    def loss(theta):
+        return kg.relax(theta, kg.TopK(2), kg.Shannon(0.8)).square().sum()
+
+    theta = numbers(BATCH, ITEMS)
+    first = grad(loss)
+    expected = torch.stack([
+        (first(theta[0] + step) - first(theta[0] - step)) / 2e-5 for step in 1e-5 * torch.eye(ITEMS, dtype=theta.dtype)
+    ])  # fmt: skip
+    for function in (hessian(loss), jacrev(jacrev(loss)), jacrev(jacfwd(loss)), jacfwd(jacfwd(loss))):
+        torch.testing.assert_close(function(theta[0]), expected, rtol=0, atol=1e-8)
+        torch.testing.assert_close(vmap(function)(theta)[0], expected, rtol=0, atol=1e-8)
 
 
 def test_gradients_of_each_example_of_a_model(kind):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knapgrad.torch import private
+from knapgrad.torch import private, second_order
 from knapgrad.torch.registration import Kept, Signature, define, define_plain, kernel_of
 
 
@@ -169,12 +169,43 @@ relax = define(
 
 
 def _vjp_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
+    if grad is None:
+        return {}
+    found = {"z": vjp(kept.theta, grad, *kept.problem)}
     if kept.wants_theta or kept.wants_gamma:
-        raise no_derivative("second derivative of relax (the third of value)")
-    return {} if grad is None else {"z": vjp(kept.theta, grad, *kept.problem)}
+        _check_second_order(kept)
+        found |= _through_scale(kept, vjp_grad(_precise(kept, kept.theta), *_both(kept, grad), *kept.problem))
+    return found
 
 
-vjp = define("vjp", Signature(own=("theta", "z")), fake=_like_theta, backward=_vjp_backward)
+def _vjp_jvp(kept: Kept, tangents: dict[str, Any]) -> Tensor:
+    """Third cumulants are the same whichever of their three arguments is first."""
+    found = [] if tangents["z"] is None else [vjp(kept.theta, tangents["z"], *kept.problem)]
+    if tangents["theta"] is not None or tangents["gamma"] is not None:
+        _check_second_order(kept)
+        found.append(vjp_grad(kept.theta, kept.own[1], _tangent(kept, tangents), *kept.problem))
+    return found[0] if len(found) == 1 else found[0] + found[1]
+
+
+def _check_second_order(kept: Kept) -> None:
+    lattice, _, regularizer = kept.problem
+    if not second_order.serves(lattice, regularizer):
+        raise no_derivative("second derivative of relax (the third of value), but for TopK under Shannon")
+
+
+def _both(kept: Kept, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """z and a cotangent."""
+    return _precise(kept, kept.own[1]), _precise(kept, grad)
+
+
+vjp = define("vjp", Signature(own=("theta", "z")), fake=_like_theta, keep=2, backward=_vjp_backward, jvp=_vjp_jvp)
+vjp_grad = define(
+    "vjp_grad",
+    Signature(own=("theta", "z", "cotangent")),
+    fake=_like_theta,
+    kernel=second_order.gradient,
+    backward=_raises("third derivative of relax"),
+)
 
 
 # surrogate: a copy of selections y (samples, *batch, n) forwards, the VJP of relax backwards: a stochastic layer.

@@ -75,7 +75,8 @@ class Signature:
         """The arguments with the fields of the lattice instead of the lattice."""
         at = len(self.own)
         lattice = arguments[at]
-        parts = [lattice.weights, lattice.capacity, lattice.slack, _sizes(lattice), lattice.options]
+        options = _COUNTS if lattice.counts else lattice.options
+        parts = [lattice.weights, lattice.capacity, lattice.slack, _sizes(lattice), options]
         return [
             as_tensor(x) if isinstance(x, np.ndarray) else x for x in (*arguments[:at], *parts, *arguments[at + 1 :])
         ]
@@ -86,6 +87,9 @@ class Signature:
         return [*flat[:at], _lattice(*flat[at:end]), *flat[end:]]
 
 
+_COUNTS = -1  # in place of options: items that all weigh 1
+
+
 def _sizes(lattice: Lattice) -> Tensor:
     if lattice.sizes is None:
         return torch.stack([open_integer(x) for x in (lattice.reach, lattice.heaviest, *lattice.box)])
@@ -93,7 +97,7 @@ def _sizes(lattice: Lattice) -> Tensor:
 
 
 def _lattice(weights: Tensor, capacity: Tensor, slack: Tensor | None, sizes: Tensor, options: int) -> Lattice:
-    return Lattice(weights, capacity, slack, None, None, options, sizes=sizes)
+    return Lattice(weights, capacity, slack, None, None, max(options, 0), sizes=sizes, counts=options == _COUNTS)
 
 
 def as_tensor(x: np.ndarray) -> Tensor:

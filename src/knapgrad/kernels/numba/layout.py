@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 from numba.extending import register_jitable
 
-from knapgrad.kernels.numba import frames, quadrature, vector
+from knapgrad.kernels.numba import frames, laws, quadrature, vector
 from knapgrad.kernels.numba.bands import COLUMNS, measure, row_length
 from knapgrad.kernels.numba.boxes import sides_of
 from knapgrad.kernels.numba.frames import batch_of, pointer
@@ -90,7 +90,7 @@ def lay_out(sources, structure, size, n, width, frame):
     """The rest of a frame that has its arrays, for a theta (size, n) of so many lanes. (``sources``: see variants.)"""
     if frame[frames.WAY] == QUADRATURE:
         frame[frames.STRIDE], frame[frames.STEPS], frame[frames.GROUPS], sizes = 1, 0, size, frames.SIZES
-        frame[sizes], frame[sizes + 1], frame[sizes + 2] = quadrature.sizes(n, width)
+        frame[sizes], frame[sizes + 1], frame[sizes + 2] = laws.sizes(n, width)
         frame[frames.NANOSECONDS] = size * (_NANOSECONDS_PER_INSTANCE + n * frame[frames.TIME] // 2)
         frame[frames.NANOSECONDS] += size * n * frame[frames.SAMPLES]
         return
