@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import knapgrad as kg
 from backends import TOLERANCES
 from instances import CONSTRAINTS, problems
-from knapgrad import reference
+from knapgrad import backends, reference
 from knapgrad.kernels import numba, operations
 from knapgrad.kernels.numba import bands, frames, launch, layout, paths, sweeps, threads
 from knapgrad.kernels.numba.groups import Batch as Group
@@ -654,3 +655,48 @@ def test_bands_have_two_parts_where_they_should(dtype):
             has_gap = (count > 0) & (count < upper) & (upper < end)
             if kind != "at least":
                 assert has_gap.any() == (kind == "two parts"), (kind, in_lanes)
+
+
+NEIGHBOURS: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+    "knapsack": lambda most, least: kg.Knapsack([3, 6, 3, 9], most, at_least=least),
+    "top-k": lambda most, least: kg.TopK(np.minimum(most, 4), at_least=np.minimum(least, np.minimum(most, 4))),
+    "options": lambda most, least: kg.MultipleChoice([[0, 3], [6, 9]], most, at_least=least),
+    "optional options": lambda most, least: kg.MultipleChoice(
+        [[1], [2], [1], [3]], most, optional=True, at_least=least
+    ),
+}
+
+
+@pytest.mark.parametrize("regularizer", ["gini", "hard"])
+@pytest.mark.parametrize("kind", NEIGHBOURS)
+def test_instances_without_a_feasible_selection_leave_their_neighbours_alone(kind, regularizer):
+    """Instances share vectors, and the plan of their rows. (With a NaN they are looked at, and no error is raised.)"""
+    rng, size = np.random.default_rng(len(kind)), 40
+    most = rng.integers(0, 25, size)
+    least = np.maximum(most - rng.integers(0, 6, size), 0)
+    constraint = NEIGHBOURS[kind](most, least)
+    event = (4, 1) if kind == "optional options" else (2, 2) if kind == "options" else (4,)
+    theta = rng.normal(size=(size, *event))
+    theta = constraint.flat(backends.load("numpy"), theta)
+    limits, n = constraint.lattice(theta.shape[1]), theta.shape[1]
+    uniforms = rng.random((3, size, n))
+    alone = {}
+    for b in range(size):
+        slack = limits.slack if limits.slack.ndim == 0 else limits.slack[b : b + 1]
+        own = limits.replace(capacity=limits.capacity[b : b + 1], slack=slack)
+        try:
+            arguments = theta[b : b + 1], uniforms[:, b : b + 1], own, np.ones(1), regularizer
+            alone[b] = numba.sample(*arguments)[:, 0]
+        except ValueError:  # nothing is feasible
+            theta[b, 0] = np.nan
+    assert len(alone) < size - 3 or kind == "top-k"
+    assert len(alone) > 5
+    together = numba.sample(theta, uniforms, limits, np.ones(1), regularizer)
+    for b, expected in alone.items():
+        np.testing.assert_array_equal(together[:, b], expected)
+    if kind == "top-k":  # fewer items than the least number
+        theta[::7, :] = -np.inf
+        theta[::7, 0] = np.nan
+        together = numba.sample(theta, uniforms, limits, np.ones(1), regularizer)
+        for b in set(alone) - set(range(0, size, 7)):
+            np.testing.assert_array_equal(together[:, b], alone[b])

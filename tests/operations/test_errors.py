@@ -457,6 +457,7 @@ def test_nothing_warns(framework):
         results += [kg.frontier(theta, budget), budget.contains(y)]
         half = kg.Knapsack(np.array([1, 2, 3], np.float16), np.float16(4))
         assert half == budget and kg.TopK(np.float16(2)) == kg.TopK(2)
+        kg.value(np.array([3e4, 6e4], np.float16), kg.Knapsack([1, 1], 2), kg.Gini())  # inf
         results += [kg.divergence(theta, half, gamma, prior=np.array(x)) for x in ([np.inf, -np.inf, 1], [1, 1e300, 1])]
         for result in results:
             if getattr(result, "requires_grad", False):

@@ -71,8 +71,7 @@ def as_type(x: Any, like: np.ndarray) -> np.ndarray:
         return np.asarray(x, like.dtype)
 
 
-def as_total(x: Any, like: np.ndarray) -> np.ndarray:
-    return np.asarray(x, like.dtype)
+as_total = as_type
 
 
 def computable(x: np.ndarray) -> np.ndarray:

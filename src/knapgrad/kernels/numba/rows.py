@@ -111,7 +111,7 @@ def draw(batch, bands, weights, states, samples, Q, first, members, uniforms, y)
 def take_turns(batch, step, apart, states, path, turns, Q, members, uniforms, y, at, next_random):
     """The decisions of some paths on one item."""
     (weight, start, row, knee, top, least_slack), next_lane = step, np.int64(members > 1)
-    last = top if least_slack == 0 else knee
+    last = top if least_slack <= 0 else knee  # below 0 if some instance of the group has no feasible selection
     for turn in range(turns):
         c, picked = item(states, path + turn), 0  # an integer: a jump on a random bit is mispredicted half of the time
         if c >= start:
