@@ -41,6 +41,12 @@ def cell_of(batch, a, b, c, width):
 
 
 @inline
+def settle(a, b, c, high):
+    """As ``bands.settle``: what stands for these capacities in a row, whatever they are, so that no path leaves it."""
+    return min(a, high[0]), min(b, high[1]), min(c, high[2])
+
+
+@inline
 def digit(batch, state, side):
     """The capacity along a side, of a numbered state."""
     return state // batch.sides[1, side] % batch.sides[0, side]
@@ -127,7 +133,8 @@ def width_of(batch):
 @inline
 def settled_cell(batch, bands, i, a, b, c, width):
     """The cell of row i that stands for a state."""
-    return cell_of(batch, min(a, bands[i, HIGH]), min(b, bands[i, HIGH + 1]), min(c, bands[i, HIGH + 2]), width)
+    a, b, c = settle(a, b, c, (bands[i, HIGH], bands[i, HIGH + 1], bands[i, HIGH + 2]))
+    return cell_of(batch, a, b, c, width)
 
 
 @inline
@@ -259,7 +266,8 @@ def visit(batch, step, cell, picked):
         at = table + ((a - low[0]) * breadth + b - low[1]) * length + (c - low[2]) * batch.stride
         if picked:
             a, b, c = a - move[0], b - move[1], c - move[2]
-    return at, cell_of(batch, min(a, high[0]), min(b, high[1]), min(c, high[2]), width_of(batch))
+    a, b, c = settle(a, b, c, high)
+    return at, cell_of(batch, a, b, c, width_of(batch))
 
 
 @function
@@ -276,5 +284,4 @@ def draw(batch, bands, weights, states, samples, Q, first, members, uniforms, y)
                     at = table + ((a - low[0]) * breadth + b - low[1]) * length + (c - low[2]) * batch.stride
                     picked = np.int64(item(uniforms, first_random + i) < item(Q, at + lane))
                 set_item(y, first_random + i, picked)
-                a, b = min(a - move[0] * picked, high[0]), min(b - move[1] * picked, high[1])
-                c = min(c - move[2] * picked, high[2])
+                a, b, c = settle(a - move[0] * picked, b - move[1] * picked, c - move[2] * picked, high)

@@ -2,7 +2,7 @@
 
 A path goes from the last step to the first. At each step it looks up its decision, and goes on to a state of the row
 before (``visit``). It may be the path of a selection or of an instance that is not feasible, or of NaN: every state is
-cut to its row (``bands.settle``), and there is no decision where the table has nothing.
+cut to its row (``settle`` of bands and of boxes), and there is no decision where the table has nothing.
 """
 
 import numpy as np
