@@ -71,7 +71,9 @@ def as_type(x: Any, like: np.ndarray) -> np.ndarray:
         return np.asarray(x, like.dtype)
 
 
-as_total = as_type
+def as_total(x: Any, like: np.ndarray) -> np.ndarray:
+    """The same, of sums, which may be numbers."""
+    return np.asarray(as_type(x, like))
 
 
 def computable(x: np.ndarray) -> np.ndarray:
