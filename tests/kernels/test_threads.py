@@ -107,7 +107,7 @@ def test_a_forked_child_works_after_use(busy):
             finally:
                 child.kill()
             assert child.exitcode == 0
-            assert has_helpers == helpers()
+            assert has_helpers == (threads.num_threads() > 1)
             for result, serial in zip(results, expected):
                 np.testing.assert_array_equal(result, serial)
     finally:

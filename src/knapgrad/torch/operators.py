@@ -174,7 +174,8 @@ def _vjp_backward(kept: Kept, grad: Tensor | None) -> dict[str, Tensor | None]:
     found = {"z": vjp(kept.theta, grad, *kept.problem)}
     if kept.wants_theta or kept.wants_gamma:
         _check_second_order(kept)
-        found |= _through_scale(kept, vjp_grad(_precise(kept, kept.theta), *_both(kept, grad), *kept.problem))
+        arrays = (_precise(kept, x) for x in (*kept.own, grad))
+        found |= _through_scale(kept, vjp_grad(*arrays, *kept.problem))
     return found
 
 
@@ -191,11 +192,6 @@ def _check_second_order(kept: Kept) -> None:
     lattice, _, regularizer = kept.problem
     if not second_order.serves(lattice, regularizer):
         raise no_derivative("second derivative of relax (the third of value), but for TopK under Shannon")
-
-
-def _both(kept: Kept, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """z and a cotangent."""
-    return _precise(kept, kept.own[1]), _precise(kept, grad)
 
 
 vjp = define("vjp", Signature(own=("theta", "z")), fake=_like_theta, keep=2, backward=_vjp_backward, jvp=_vjp_jvp)
